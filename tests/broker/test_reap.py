@@ -227,6 +227,16 @@ def test_the_overview_does_not_count_a_worker_whose_lease_ends_too_far_ahead(poo
     assert pool.redis.zscore(pool.live, "pool/other") == ends["pool/other"]
 
 
+def test_what_dead_workers_held_counts_as_queued(pool: Pool) -> None:
+    """It waits for others, while a worker that has left the registry and drains still runs what it has."""
+    keys = overview_keys(pool.keys, "pool", "pool")
+    pool.take("drains", 1)
+    pool.take("dead", 2)
+    now = int(time.time() * 1000)
+    pool.redis.zadd(pool.live, {"pool/drains": now + LEASE_MS, "pool/dead": now - 10})
+    assert pool.redis.eval(scripts.OVERVIEW.source, len(keys), *keys, "pool") == [[2, 1, 0, 0, 0]]
+
+
 def test_what_may_be_poison_is_taken_alone_and_by_nobody_who_holds_anything(pool: Pool) -> None:
     """From the third attempt on one entry a reap, with nothing beside it; after a lease the busy hear that it waits."""
     ids = pool.take("other", 4)

@@ -149,4 +149,4 @@ async def test_a_call_whose_server_came_back_empty_says_so(stage: Stage, frames:
     stage.broker.answers[0]("unknown")
     error = await stage.error()
     assert error.type == "outcome_unknown"
-    assert error.message.count("the server came back without what it held") == 1
+    assert error.message.count("what the server held for this caller is gone") == 1

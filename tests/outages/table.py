@@ -196,6 +196,15 @@ async def _idle_killed(at: Installation) -> None:
         await eventually(lambda: client.zcard(at.keys.live) == 0, timeout=30)
 
 
+async def _supervisor_killed(at: Installation) -> None:
+    """Kill the process that started the worker's processes, which leave then."""
+    at.kill(signal.SIGTERM)
+    await eventually(lambda: at.worker.poll() is not None, timeout=30)
+    at.processes = ("--processes", "2")
+    await at.start_worker()
+    await _idle_killed(at)
+
+
 async def _worker_stopped(at: Installation) -> None:
     at.kill(signal.SIGSTOP)
 
@@ -446,7 +455,7 @@ OUTAGES: tuple[Outage, ...] = (
         _worker_stopped,
         "ToolbusServiceDown",
         "worker",
-        "no sign of life|has no worker",
+        "no worker of asleep, pool answers|has no worker",
         {"lease": 20.0},
     ),
     Outage(
@@ -475,6 +484,14 @@ OUTAGES: tuple[Outage, ...] = (
     ),
     Outage("the last worker was withdrawn", "calls end as `unavailable`", _withdrawn, "", "withdrawn", "left by itself"),
     Outage("the last worker was killed", "calls end as `unavailable`", _idle_killed, "ToolbusServiceDown", "down", "has no worker"),
+    Outage(
+        "the supervisor of the last workers was killed",
+        "calls end as `unavailable`",
+        _supervisor_killed,
+        "ToolbusServiceDown",
+        "down",
+        "has no worker",
+    ),
     Outage(
         "scaled to zero wrongly", "calls wait, and end at their deadlines", _asleep, "ToolbusNoWorker", "service", "no worker serves it"
     ),

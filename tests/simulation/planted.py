@@ -29,10 +29,10 @@ PLANTED = MUTANTS | {
         "broker/replies/finish.py", "if not self._patience.holds(self._server, error):", "if True:"
     ),
     "A refusal of a repeated publication is taken for the first answer": Mutant(
-        "broker/publish.py", "return isinstance(reply, ReplyError) and reply.repeated and _code(reply) in REFUSES_ALL", "return False"
+        "broker/publish.py", "return isinstance(reply, ReplyError) and reply.repeated and reply.code in REFUSES_ALL", "return False"
     ),
     "Cancellations that were refused are dropped": Mutant(
-        "broker/publish.py", "if isinstance(reply, ReplyError) and _code(reply) in _PASSING and wanted():", "if False:"
+        "broker/publish.py", "if isinstance(reply, ReplyError) and reply.code in _PASSING and wanted():", "if False:"
     ),
     "A renewal takes back what has moved": Mutant(
         f"{_LUA}/lease/renew.lua",

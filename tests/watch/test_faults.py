@@ -51,17 +51,16 @@ def test_the_table_of_alerts_names_the_alert_of_each_check() -> None:
 
 
 @pytest.mark.parametrize("paused", [False, True])
-@pytest.mark.parametrize(("live", "queued", "running"), [(False, 0, 2), (False, 2, 0), (False, 1, 1), (True, 2, 1)])
-def test_what_workers_held_waits_when_they_are_gone(live: bool, queued: int, running: int, paused: bool) -> None:
-    """Nobody works at it any more, so it is no less a failure than what they had not taken."""
+@pytest.mark.parametrize("live", [False, True])
+def test_calls_that_nobody_can_take_are_a_failure(live: bool, paused: bool) -> None:
+    """They wait for a worker, or for the end of a pause; with a worker that takes them they only wait for their turn."""
     publication = Publication(ServiceDescriptor("tools"))
     state: ServiceState = "live" if live else "down"
-    seen = ServiceOverview(publication, live, int(live), queued, running, 0, paused, state)
+    seen = ServiceOverview(publication, live, int(live), 2, int(live), 0, paused, state)
     faults = faults_of(Seen(settings=Settings.load({}), health=HEALTHY, services=[seen]))
     expected = ["paused"] if paused else [] if live else ["service"]
-    assert [each.check for each in faults if each.state == "fail"] == expected
     assert all("2 calls wait" in each.found for each in faults)
-    assert [each.check for each in faults] == expected
+    assert [(each.check, each.state) for each in faults] == [(check, "fail") for check in expected]
 
 
 def seen_with(refusal: str = "", *, tools: tuple[ToolStatistics, ...] = (), timeout: float = 0.0) -> Seen:
@@ -102,6 +101,23 @@ def test_what_follows_from_a_server_without_writes_is_not_told(refusal: str, che
     known = "writes" not in checks
     assert ("toolbus_service_down{" in shown, "toolbus_workers{" in shown) == (known, known)
     assert "toolbus_queue_length{" in shown
+
+
+def test_a_service_of_which_no_worker_answers_fails() -> None:
+    """Until their leases end its workers count as live, but more of them would not help; beside one that answers they would."""
+    publication = Publication(ServiceDescriptor("pool"))
+    seen = Seen(
+        settings=Settings.load({}),
+        health=HEALTHY,
+        services=[ServiceOverview(publication, True, 1, 30, 1, 0, False, "live")],
+        statistics=Statistics({}, {"pool-1-0a0a0a": ("pool",)}),
+    )
+    [fault] = faults_of(seen)
+    assert (fault.check, fault.state) == ("worker", "fail")
+    assert fault.found.startswith("no worker of pool answers")
+    seen.services = [seen.services[0]._replace(workers=2)]
+    seen.statistics = Statistics({"w": InstanceAnswer("w", services=(ServedService("pool"),))}, {"pool-1-0a0a0a": ("pool",)})
+    assert [(each.check, each.state) for each in faults_of(seen)] == [("worker", "warn"), ("backlog", "warn")]
 
 
 def test_a_worker_that_may_not_take_requests_says_so() -> None:

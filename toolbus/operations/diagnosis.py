@@ -95,7 +95,9 @@ async def _examine(settings: Settings) -> list[Finding]:
         _owner(settings),
     ]
     named = {fault.check for fault in faults}
-    return [*faults, *(finding for finding in findings if finding.check not in named)]
+    findings = [*faults, *(finding for finding in findings if finding.check not in named)]
+    # What fails comes first; of one state, the causes do.
+    return sorted(findings, key=lambda finding: ("fail", "warn", "ok").index(finding.state))
 
 
 def _of(fault: Fault) -> Finding:
@@ -197,12 +199,8 @@ async def _nobody(settings: Settings) -> list[Finding]:
 
 
 def _replicas(health: ServerHealth) -> Finding:
-    if not health.replicas and health.needs_replicas:
-        return Finding(
-            "replicas", "fail", "none connected, and writes need some of them; start them again, or lower `min-replicas-to-write`"
-        )
     if not health.replicas:
-        return Finding("replicas", "ok", "none connected")
+        return Finding("replicas", "ok", f"none connected{', and writes need some of them' if health.needs_replicas else ''}")
     if not health.needs_replicas:
         advice = "a master that was cut off or replaced takes writes that will be lost; set `min-replicas-to-write 1`"
         return Finding("replicas", "warn", f"{health.replicas} connected: {advice}")

@@ -68,7 +68,7 @@ class ServiceOverview(NamedTuple):
         publication: what its workers publish; of a service that has gone, the ids and the owner alone.
         live: a worker of it beats.
         workers: how many do.
-        queued, running, dead: requests that wait, that workers hold, and that were set aside.
+        queued, running, dead: requests that wait, what dead workers held among them, that live workers hold, and that were set aside.
         paused: its workers take no requests.
         state: ``live``; without a worker ``asleep`` when it scales to zero, ``withdrawn`` when its last worker left by itself, and ``down``
             otherwise.
@@ -85,11 +85,6 @@ class ServiceOverview(NamedTuple):
     paused: bool
     state: ServiceState
     gone: float = 0.0
-
-    @property
-    def waiting(self) -> int:
-        """The number of requests that nobody works at: queued ones, and without a live worker those that its workers have held."""
-        return self.queued if self.live else self.queued + self.running
 
     @property
     def down(self) -> bool:

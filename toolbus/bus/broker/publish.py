@@ -267,7 +267,7 @@ class Publisher:
     def _is_written_again(self, flush: _Flush, error: ReplyError) -> bool:
         if flush.number in self._doubted:
             return False
-        if _code(error) == "NOTYET":
+        if error.code == "NOTYET":
             if self._doubted:
                 self._loop.call_later(_AGAIN_FIRST, self._write_again, flush)
             else:
@@ -312,13 +312,9 @@ def _cancel(link: Link, keys: tuple[str, ...], args: tuple[str | int, ...], call
     write(lambda reply: _insist(write, partial(report_fate, call, on_fate), reply, wanted=lambda: loop.time() < until))
 
 
-def _code(error: ReplyError) -> str:
-    return str(error).partition(" ")[0]
-
-
 def _is_doubtful(reply: Reply) -> bool:
     """Return whether a script may have been carried out although its answer is a refusal: that of the first time was lost."""
-    return isinstance(reply, ReplyError) and reply.repeated and _code(reply) in REFUSES_ALL
+    return isinstance(reply, ReplyError) and reply.repeated and reply.code in REFUSES_ALL
 
 
 def _insist(write: Callable[[OnReply], None], on_reply: OnReply, reply: Reply, *, wanted: Callable[[], bool]) -> None:
@@ -332,7 +328,7 @@ def _insist(write: Callable[[OnReply], None], on_reply: OnReply, reply: Reply, *
     loop = asyncio.get_running_loop()
 
     def receive(pause: float, reply: Reply) -> None:
-        if isinstance(reply, ReplyError) and _code(reply) in _PASSING and wanted():
+        if isinstance(reply, ReplyError) and reply.code in _PASSING and wanted():
             loop.call_later(pause, write, partial(receive, min(2 * pause, _AGAIN_MOST)))
             return
         if isinstance(reply, ReplyError):

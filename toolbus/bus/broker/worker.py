@@ -588,7 +588,7 @@ class WorkerBroker:
                 await steps.registration.unregister(died=died)
             except ReplyError as error:
                 # A key of one service keeps no other one from passing on what waits; a server that refuses more would refuse that, too.
-                if not str(error).startswith("WRONGTYPE"):
+                if error.code != "WRONGTYPE":
                     raise
                 telemetry.log.warning("worker.unregister_failed", error=str(error))
             await pass_on(steps.link, list(steps.streams.values()))

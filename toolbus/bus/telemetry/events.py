@@ -213,6 +213,7 @@ EVENTS: Mapping[str, str] = {
     "tools.undeclared_effect": "tools that don't declare the effect of a second execution may run again after a crash",
     "task.failed": "a background task raised; the traceback follows, and a lasting task starts again after `retry_in` seconds",
     "task.given_up": "a background task failed again and again; the process hands back its requests and ends",
+    "process.orphaned": "the process that started this one is gone, so this one ends; its services count as down",
     "process.overdue": "the process that started this one is gone, and this one did not end within its grace period; it is ended",
     "supervisor.killing": "a worker process did not drain within its grace period and is killed",
     "supervisor.not_retired": "the server could not be told that a worker process has died; its calls wait for the end of its lease",

@@ -62,7 +62,7 @@ BOUNDED = frozenset(EVENTS) - _EACH
 """Events of which at most ``MOST_LINES`` or ``FEWER`` are logged per minute; ``more`` in the next line is the number left out."""
 
 MOST_LINES = 30
-FEWER: Mapping[str, int] = {"telemetry.export_failed": 3}
+FEWER: Mapping[str, int] = {"telemetry.export_failed": 3, "lease.beat_failed": 3}
 _PERIOD = 60.0
 _MOST_REMEMBERED = 8_192
 

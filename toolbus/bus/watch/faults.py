@@ -164,7 +164,9 @@ def _tokens(seen: Seen) -> Iterable[str]:
 
 
 _BRING_BACK = "let one that stands still go on (`kill -CONT PID`), or start workers of it and look why they end"
-_LOOK_AT_IT = "it was killed, stands still (`kill -CONT PID` lets it go on), or can't reach the server; look at its process and its log"
+_LOOK_AT_IT = (
+    "it was killed, stands still (`kill -CONT PID` lets it go on), is blocked, or can't reach the server; look at its process and its log"
+)
 
 
 def _troubled(seen: Seen) -> Iterable[str]:
@@ -175,13 +177,38 @@ def _troubled(seen: Seen) -> Iterable[str]:
             yield f"the worker {answer.instance} of {services} can take no requests: {one_line(answer.trouble, 300)}{allow}"
 
 
-def _stopped(seen: Seen) -> Iterable[str]:
+def _silent(seen: Seen) -> dict[str, list[str]]:
+    """Return the workers of each service that do not answer, although their leases have not ended."""
+    found: dict[str, list[str]] = {}
     # Workers can't answer a server that takes no writes.
-    silent = {} if seen.statistics is None or seen.health.refusal else seen.statistics.silent
-    # Of a worker that has just stopped, the lease has not ended yet.
+    asked = {} if seen.statistics is None or seen.health.refusal else seen.statistics.silent
+    for instance, services in asked.items():
+        for service in services:
+            found.setdefault(service, []).append(instance)
+    return found
+
+
+def _mute(seen: Seen) -> dict[str, list[str]]:
+    """Return the services of which no worker answers, with those."""
+    answers = [] if seen.statistics is None else seen.statistics.answers.values()
+    heard = {service.id for answer in answers for service in answer.services}
     # Other implementations need not answer.
-    ours = {instance: services for instance, services in silent.items() if is_of_toolbus(instance)}
-    names = {*seen.lapsed, *(f"{service}/{instance}" for instance, services in ours.items() for service in services)}
+    return {service: names for service, names in _silent(seen).items() if service not in heard and all(map(is_of_toolbus, names))}
+
+
+def _nobody_answers(seen: Seen) -> Iterable[str]:
+    services: dict[str, list[str]] = {}
+    for service, names in sorted(_mute(seen).items()):
+        services.setdefault(", ".join(sorted(names)), []).append(service)
+    for workers, theirs in services.items():
+        served = one_line(", ".join(theirs), 200)
+        yield f"no worker of {served} answers, and their leases have not ended yet ({one_line(workers, 200)}): {_LOOK_AT_IT}"
+
+
+def _stopped(seen: Seen) -> Iterable[str]:
+    mute, names = _mute(seen), set(seen.lapsed)
+    for service, silent in _silent(seen).items():
+        names |= {f"{service}/{name}" for name in silent if service not in mute and is_of_toolbus(name)}
     for name in sorted(names)[:_MOST_LINES]:
         service, _, instance = name.rpartition("/")
         why = "its lease has ended" if name in seen.lapsed else "it does not answer, and its lease has not ended yet"
@@ -190,13 +217,13 @@ def _stopped(seen: Seen) -> Iterable[str]:
 
 def _nobody_serves(seen: Seen) -> Iterable[str]:
     for each in seen.services:
-        if each.waiting and not each.live and not each.paused:
+        if each.queued and not each.live and not each.paused:
             yield f"{_calls_wait(each)} for {_id(each)}, and no worker serves it{_last_worker(each)}; {_BRING_BACK}"
 
 
 def _down(seen: Seen) -> Iterable[str]:
     for each in seen.services:
-        if each.down and not each.waiting:
+        if each.down and not each.queued:
             forgetting = f"if none is to come back, forget it with `toolbus operate items rm --force tool-service/{_id(each)}`"
             found = f"{_id(each)} has no worker, and was not withdrawn{_last_worker(each)}"
             yield f"{found}: what comes for it waits or ends as `unavailable`; {_BRING_BACK}; {forgetting}"
@@ -204,20 +231,23 @@ def _down(seen: Seen) -> Iterable[str]:
 
 def _withdrawn(seen: Seen) -> Iterable[str]:
     for each in seen.services:
-        if each.state == "withdrawn" and not each.waiting:
+        if each.state == "withdrawn" and not each.queued:
             yield f"{_id(each)} was withdrawn{_last_worker(each)}: calls of it end as `unavailable`; start workers of it if they are to run"
 
 
 def _paused_and_waiting(seen: Seen) -> Iterable[str]:
     for each in seen.services:
-        if each.waiting and each.paused:
+        if each.queued and each.paused:
             yield f"{_id(each)} is paused, and {_calls_wait(each)}; `toolbus operate resume {_id(each)}` lifts the pause"
 
 
 def _backlog(seen: Seen) -> Iterable[str]:
+    silent = _silent(seen)
     for each in seen.services:
-        if each.live and not each.paused and each.queued > LONG_BACKLOG * each.workers:
-            yield f"{_calls_wait(each)} for {_id(each)}, and {each.workers} workers serve it; start more workers"
+        # More workers help only those that answer.
+        if each.queued > LONG_BACKLOG * each.workers and not each.paused and each.workers > len(silent.get(_id(each), ())):
+            serve = f"{_number(each.workers, 'worker')} serve{'s' if each.workers == 1 else ''} it"
+            yield f"{_calls_wait(each)} for {_id(each)}, and {serve}; start more workers"
 
 
 def _dead_letters(seen: Seen) -> Iterable[str]:
@@ -228,7 +258,7 @@ def _dead_letters(seen: Seen) -> Iterable[str]:
 
 def _paused(seen: Seen) -> Iterable[str]:
     for each in seen.services:
-        if each.paused and not each.waiting:
+        if each.paused and not each.queued:
             yield f"{_id(each)} is paused: what comes for it waits; `toolbus operate resume {_id(each)}` lifts it"
 
 
@@ -293,11 +323,12 @@ CHECKS: tuple[Check, ...] = (
     Check("disk", "fail", _unsaved, "the-server-refuses-writes"),
     Check("replicas", "fail", _missing_replicas, "the-server-refuses-writes"),
     Check("worker", "fail", _troubled, "nobody-serves-a-service", asks=True),
+    Check("worker", "fail", _nobody_answers, "nobody-serves-a-service", asks=True, leases=True),
     Check("worker", "warn", _stopped, "nobody-serves-a-service", leases=True),
     Check("paused", "fail", _paused_and_waiting, "a-service-is-slow-or-answers-overloaded"),
     Check("service", "fail", _nobody_serves, "nobody-serves-a-service", leases=True),
     Check("failures", "fail", _broken, "calls-of-a-tool-fail", asks=True),
-    Check("down", "warn", _down, "nobody-serves-a-service", leases=True),
+    Check("down", "fail", _down, "nobody-serves-a-service", leases=True),
     Check("failures", "warn", _failing, "calls-of-a-tool-fail", asks=True),
     Check("dead letters", "warn", _dead_letters, "calls-end-as-dead-letters"),
     Check("backlog", "warn", _backlog, "a-service-is-slow-or-answers-overloaded", leases=True),
@@ -408,7 +439,7 @@ def _number(count: int, noun: str) -> str:
 
 
 def _calls_wait(service: ServiceOverview) -> str:
-    return f"{_number(service.waiting, 'call')} wait{'s' if service.waiting == 1 else ''}"
+    return f"{_number(service.queued, 'call')} wait{'s' if service.queued == 1 else ''}"
 
 
 def _last_worker(service: ServiceOverview) -> str:

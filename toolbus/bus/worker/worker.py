@@ -26,7 +26,7 @@ from toolbus.bus.worker.handlers import Served
 from toolbus.bus.worker.isolation.pool import Isolation
 from toolbus.bus.worker.outcome import without_exits
 from toolbus.bus.worker.process.event_loop import LoopWatch
-from toolbus.bus.worker.process.lifeline import ended_by
+from toolbus.bus.worker.process.lifeline import ended_by, orphaned
 from toolbus.bus.worker.provide import Services
 from toolbus.bus.worker.service import ToolService
 from toolbus.bus.worker.sessions import CLEANUP_WITHIN
@@ -289,7 +289,8 @@ class Worker:
         finally:
             slots.stop()
         async with self._altering:
-            await sign_off(self.broker)
+            # Its services are missed where nobody has asked it to end.
+            await sign_off(self.broker, died=orphaned() or slots.overgrown.is_set())
         await slots.hand_back_waiting()
         await asyncio.wait([home])
 

@@ -365,7 +365,7 @@ class Creations:
         except EnvelopeError as error:
             skip(key, error)
         except ReplyError as error:
-            if not str(error).startswith("WRONGTYPE"):
+            if error.code != "WRONGTYPE":
                 raise
         if found is None or not found.open:
             # Nobody can run it, so that it hides no other.

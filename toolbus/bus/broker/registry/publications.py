@@ -278,7 +278,7 @@ class WorkerRegistration(msgspec.Struct, eq=False):
             if members:
                 await self.registry.unregister(members, how)
         except ReplyError as error:
-            if not str(error).startswith("WRONGTYPE"):
+            if error.code != "WRONGTYPE":
                 raise
             # A key of one of them is of another type, which keeps no other one from leaving.
             await each_of(self.registry.unregister([member], how) for member in members)

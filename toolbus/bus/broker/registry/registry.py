@@ -344,7 +344,7 @@ class Registry:
         try:
             found: bytes | None = await self._link.execute("HGET", table, "queue", repeatable=True)
         except ReplyError as error:
-            if not str(error).startswith("WRONGTYPE"):
+            if error.code != "WRONGTYPE":
                 raise
             # No worker here serves it, and its wrong type would keep all other services from being swept.
             await self._link.execute_script(scripts.MEND, (table,), ("hash",), repeatable=True)

@@ -122,7 +122,7 @@ async def read_version(link: Link, keys: Keys) -> NamespaceVersion:
     try:
         found = await link.execute("HMGET", keys.format, "version", "raising", repeatable=True)
     except ReplyError as error:
-        if not str(error).startswith("WRONGTYPE"):
+        if error.code != "WRONGTYPE":
             raise
         skip(keys.format, "it is no hash")
         found = []

@@ -248,7 +248,7 @@ class Outbox:
 
     def _put_off(self, error: BrokerError, again: Callable[[], None]) -> bool:
         """Do something again in a moment that the server refused for a reason that passes; False when it is to be given up."""
-        if str(error).partition(" ")[0] not in REFUSES_ALL or not isinstance(error, ReplyError):
+        if not (isinstance(error, ReplyError) and error.code in REFUSES_ALL):
             return False
         if not self._patience.holds(self._server, error):
             return False

@@ -225,7 +225,7 @@ class ReplyReader:
         try:
             await self._follower.load()
         except ReplyError as error:
-            if not str(error).startswith("WRONGTYPE"):
+            if error.code != "WRONGTYPE":
                 raise
             # The key is under repair: load once more when that is done.
             telemetry.log.warning("agent.resync_failed", error=str(error))

@@ -285,7 +285,7 @@ class RecentWriter:
                 self._link.run(scripts.APPEND, (stream.key,), (stream.most, _KEPT_MS, 2, *words), written)
 
     def _written(self, stream: _Stream, documents: list[bytes], reply: Reply) -> None:
-        if isinstance(reply, ReplyError) and str(reply).partition(" ")[0] in REFUSES_ALL:
+        if isinstance(reply, ReplyError) and reply.code in REFUSES_ALL:
             # Nothing was appended. The oldest make room, which shows in the numbers.
             kept = [*documents, *stream.waiting]
             stream.waiting.clear()

@@ -27,6 +27,11 @@ class ReplyError(BrokerError):
 
     repeated = False
 
+    @property
+    def code(self) -> str:
+        """The server's error code, such as ``WRONGTYPE``."""
+        return str(self).partition(" ")[0]
+
 
 class WrongAnswerError(ReplyError):
     """The server answered with something that is no answer to the command, so it is unknown whether it was carried out."""
@@ -142,7 +147,7 @@ class Patience:
         if seconds >= _WARN_AFTER and not self._warned:
             self._warned = True
             telemetry.log.warning("link.held_up", server=server, seconds=round(seconds), error=str(error))
-        return seconds < _PATIENCE or str(error).partition(" ")[0] in _FOR_ALL
+        return seconds < _PATIENCE or error.code in _FOR_ALL
 
     def end(self) -> None:
         """Begin anew: everything that was refused has its answer."""

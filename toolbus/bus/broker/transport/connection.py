@@ -331,7 +331,7 @@ class Connector:
         except (redis.AuthenticationError, redis.exceptions.AuthenticationWrongNumberOfArgsError) as error:
             raise CredentialsRefused(self._refused(str(error))) from None
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-            reason = (str(error) or type(error).__name__).rstrip(".")
+            reason = (str(error) or ("Timeout" if isinstance(error, TimeoutError) else type(error).__name__)).rstrip(".")
             if self._tls and (refusal := unreadable(self._discovery.options) or explain(reason)):
                 raise BrokerError(f"{self.display}: {refusal}") from None
             # A name that does not exist is a mistake; everything else may pass.
@@ -373,7 +373,9 @@ class Connector:
         # A server that has answered once speaks the right protocol, and who runs it knows how it is started.
         if self._reached:
             return "it answered before, so it is tried again"
-        if not (cut or (late and self._tls)):
+        if late and not self._tls:
+            return "look whether it stands still (`kill -CONT PID` lets it go on) or the network is cut, or correct its URL"
+        if not cut and not late:
             # Whoever has named a server, or had one, would get an empty one beside it.
             is_new = self._is_default and not Connector._default_reached
             return f"start a server with `toolbus dev`, or set {PREFIX}URL" if is_new else "start it, or correct its URL"

@@ -61,7 +61,7 @@ class RedirectConnection(Wire):
         self._unsent.clear()
 
     def _put_off(self, command: Command, error: ReplyError) -> bool:
-        if str(error).partition(" ")[0] not in _NOT_HERE:
+        if error.code not in _NOT_HERE:
             return False
         self._again(command)
         return True
@@ -322,7 +322,7 @@ class Link(Wire):
             if channel not in self._unsubscribed:
                 super()._subscribed(channel, reply)
             self._unsubscribed[channel] = min(delay * 2, _BACKOFF_MOST)
-            if str(reply).partition(" ")[0] in ELSEWHERE:
+            if reply.code in ELSEWHERE:
                 self._leave(reply)
             else:
                 self._loop.call_later(delay, self._subscribe_again, channel, self._transport)

@@ -129,9 +129,8 @@ class Links:
             refusal = next(filter(None, (link.refusal for link in self._links)), "")
             await self.leave()
             if isinstance(error, TimeoutError):
-                why = refusal and f", but refused what it was asked: {refusal}"
-                seconds = round(min(within, _OPENING), 1)
-                raise BrokerUnavailable(f"{self._connector.display} did not answer within {seconds:g} s{why}") from None
+                late = _late(round(min(within, _OPENING), 1), str(refusal))
+                raise BrokerUnavailable(f"{self._connector.display} {late}") from None
             raise
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -198,6 +197,15 @@ async def _once(work: Coroutine[Any, Any, None]) -> None:
         telemetry.log.exception("task.failed", task=getattr(work, "__qualname__", "task"))
 
 
+def _late(seconds: float, refusal: str) -> str:
+    """Say that a server has done nothing for some seconds, and why, as far as its last ``refusal`` tells."""
+    if not refusal:
+        return f"did not answer within {seconds:g} s"
+    # Of a script, the server says at its end which one it was.
+    why = refusal.partition(" script: ")[0].rstrip(".")
+    return f"refused for {seconds:g} s what it was asked ({why}); `toolbus doctor` says what to do"
+
+
 # Seconds for an answer: somebody waits at a terminal.
 _ANSWER = 10.0
 
@@ -208,7 +216,7 @@ class ShortLink(Link):
     It has no mender either, so the error for a key of a wrong type, a ``WrongTypeError``, names the key for people.
     """
 
-    _refusal: ReplyError | None = None
+    _refusal = ""
 
     def send(
         self,
@@ -245,20 +253,19 @@ class ShortLink(Link):
         self._end("the connection was lost")
 
     def _give_up_late(self) -> None:
-        why = "" if self._refusal is None else f", but refused what it was asked: {self._refusal}"
-        self._end(f"the server did not answer within {_ANSWER:g} s{why}")
+        self._end(f"the server {_late(_ANSWER, self._refusal)}")
 
     def _put_off(self, command: Command, error: ReplyError) -> bool:
-        self._refusal = error
+        self._refusal = str(error)
         # There will be no other connection, to carry it out elsewhere.
-        return str(error).partition(" ")[0] not in ELSEWHERE and super()._put_off(command, error)
+        return error.code not in ELSEWHERE and super()._put_off(command, error)
 
 
 class ProbingLink(ShortLink):
     """A short link whose commands are answered with what the server refuses them for, also where another try would help."""
 
     def _put_off(self, command: Command, error: ReplyError) -> bool:
-        return str(error).startswith("NOSCRIPT") and super()._put_off(command, error)
+        return error.code == "NOSCRIPT" and super()._put_off(command, error)
 
 
 @contextlib.contextmanager
@@ -275,7 +282,7 @@ def _naming(keys: Sequence[object]) -> Iterator[None]:
     try:
         yield
     except ReplyError as error:
-        if not str(error).startswith("WRONGTYPE"):
+        if error.code != "WRONGTYPE":
             raise
         raise WrongTypeError.naming(keys) from None
 

@@ -24,8 +24,8 @@ from toolbus.bus.values.results import ConfigurationError, ErrorInfo, ResultMeta
 # Bytes of unread events above which a reader lags.
 _LAGS = 65_536
 _LOST = (
-    "; the server came back without what it held, this call or its answer included (restarted without its data, or replaced): look"
-    " whether the call took effect before you make it again"
+    "; what the server held for this caller is gone, and this call or its answer may be: the caller was unheard for too long, or the server"
+    " lost data. Look whether the call took effect before you make it again"
 )
 _CANCELLED = ErrorInfo("cancelled", message="cancelled by the caller")
 

@@ -304,6 +304,8 @@ def watch_lifeline(descriptor: int, stop: Callable[[], None], grace: float, *, m
         waiting.register(descriptor, select.POLLIN)
         # The parent writes nothing, so this returns when its end is closed.
         waiting.poll()
+        _orphaned.set()
+        telemetry.log.warning("process.orphaned")
         with contextlib.suppress(RuntimeError):
             # The loop may be closed already.
             loop.call_soon_threadsafe(stop)
@@ -370,6 +372,14 @@ class Notifier:
             abstract = self._place.startswith("@")
             line.connect("\0" + self._place[1:] if abstract else self._place)
             line.send(state.encode())
+
+
+_orphaned = threading.Event()
+
+
+def orphaned() -> bool:
+    """Return whether the process that started this one is gone, so that this one ends though nobody has asked for it."""
+    return _orphaned.is_set()
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)

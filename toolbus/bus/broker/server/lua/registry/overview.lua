@@ -21,19 +21,18 @@ end
 
 local function overview_of(queue, dead_letters, paused, listed, live, fence, service, now)
   local length = number('XLEN', queue)
-  local pending = redis.pcall('XPENDING', queue, 'g')
-  local running = pending.err and 0 or pending[1]
-  -- An entry that waits for a worker to take it back, or for the one that has its session, does not run.
-  for _, consumer in ipairs(running > 0 and pending[4] or {}) do
-    if consumer[1]:sub(1, 1) == '~' then running = running - consumer[2] end
+  local function lives(instance)
+    local read, ends = pcall(read_lease, live, fence, service, instance, now)
+    return read and (ends or 0) >= now
   end
-  local instances = 0
+  local pending, running, instances = redis.pcall('XPENDING', queue, 'g'), 0, 0
+  -- What a dead worker held waits to be taken over, as what was put aside for a worker that is to take it does.
+  for _, consumer in ipairs(not pending.err and pending[1] > 0 and pending[4] or {}) do
+    if lives(consumer[1]) then running = running + consumer[2] end
+  end
   for _, field in ipairs(asked('HKEYS', listed)) do
     -- One whose lease has ended stays in the tables until a process that is there for longer sweeps them.
-    if field:sub(1, 2) == 'i:' then
-      local read, ends = pcall(read_lease, live, fence, service, field:sub(3), now)
-      if read and (ends or 0) >= now then instances = instances + 1 end
-    end
+    if field:sub(1, 2) == 'i:' and lives(field:sub(3)) then instances = instances + 1 end
   end
   -- A group's lag is no exact backlog once entries are deleted; length minus pending always is.
   return {length - running, running, number('XLEN', dead_letters), number('SISMEMBER', paused, service), instances}
