@@ -160,6 +160,7 @@ WORKER_FAULTS = {
     "sends-on": ("sends-in-order", "sends frames of a call before those before them were answered"),
     "forgets-refused": ("sends-in-order", "never sends again what was refused"),
     "drops-refused": ("ends-refused-calls", "goes on with a call when frames of it were refused for good"),
+    "renews-refused": ("ends-refused-calls", "goes on renewing a call for which `finish.lua` was refused for good"),
     "huge-scripts": ("bounds-its-scripts", "writes all frames of a call at once"),
     "no-role": ("leaves-replicas", "never asks for the role of the server"),
     "blocks-beats": ("beats-beside-handlers", "beats in the thread in which handlers run"),

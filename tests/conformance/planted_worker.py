@@ -198,7 +198,9 @@ class PlantedWorker(Sessions):
             error = call.why
         except (TypeError, KeyError, ValueError, AttributeError) as wrong:
             error = {"type": "invalid_arguments", "message": str(wrong)}
-        await self.finish(call, error, last)
+        # One that is refused is forgotten, so that nothing renews it.
+        with contextlib.suppress(*(() if has("renews-refused") else (NoPermissionError,))):
+            await self.finish(call, error, last)
         self.forget(call)
         if error is not None:
             leak = {"deadline_exceeded": "leaks-slots" if call.begun else "leaks-expired", "not_found": "leaks-refused"}

@@ -707,7 +707,7 @@ async def shares_its_slots(scene: WorkerScene) -> None:
 
 @LEASES.check("W79", 2)
 async def ends_refused_calls(scene: WorkerScene) -> None:
-    """A call whose frames the server refuses for good ends as `unavailable` (`frames_refused`), and the worker goes on."""
+    """A call whose frames the server refuses for good ends as `unavailable` (`frames_refused`); one whose end it refuses is taken over."""
     proxy = Proxy(scene.port)
     await proxy.start()
     try:
@@ -720,6 +720,10 @@ async def ends_refused_calls(scene: WorkerScene) -> None:
         if frames[-1]["error"].get("code") != "frames_refused":
             raise Broken(f"the error has the code {frames[-1]['error'].get('code')!r} instead of 'frames_refused'")
         await call_echo(scene, "after refused frames")
+        proxy.plan(lambda words: any(b"end_of_stream" in word for word in words), "refuse", "NOPERM the user has no permission to do so")
+        sent = await scene.publish("echo", {"text": "taken over"})
+        problem = "a call for which `finish.lua` was refused is not taken over: it is renewed all the same"
+        await until(partial(scene.has_ended, sent), TAKES_OVER, problem)
     finally:
         await proxy.close()
         await scene.kill_worker()
