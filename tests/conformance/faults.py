@@ -112,6 +112,7 @@ WORKER_FAULTS = {
     "ignores-back": ("takes-what-was-handed-back", "does not hear of what was handed back"),
     "ignores-to": ("takes-what-was-handed-back", "does not hear of what was handed over to it"),
     "no-rescue": ("rescues", "leaves what the group passed over"),
+    "rescues-from-start": ("rescues", "runs `rescue.lua` from the beginning of the stream each time"),
     "no-check": ("restores-its-registration", "never looks whether it is registered"),
     "checks-row-only": ("restores-its-registration", "looks at the service's row alone"),
     "checks-no-lease": ("restores-its-registration", "does not look for its lease in the fence"),

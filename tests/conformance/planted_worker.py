@@ -649,7 +649,7 @@ class PlantedWorker(Sessions):
         if not has("no-rescue"):
             args = (self.rescued_to, LEASE_MS, WAKE, SERVICE)
             _, following = await self.script("recover/rescue", [QUEUE], *args)
-            self.rescued_to = following.decode()
+            self.rescued_to = "" if has("rescues-from-start") else following.decode()
 
     async def reap(self, only_back: str) -> None:
         if self.has_suspect() or (self.paused and not has("reaps-while-paused")):

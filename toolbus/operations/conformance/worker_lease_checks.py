@@ -323,7 +323,10 @@ async def takes_what_was_handed_back(scene: WorkerScene) -> None:
 
 @LEASES.check("W40", 2)
 async def rescues(scene: WorkerScene) -> None:
-    """It runs `rescue.lua` once a lease: a request that the group passed over is run."""
+    """It runs `rescue.lua` once a lease, from where it stopped: a request that the group passed over is run, behind many others, too."""
+    other = await scene.play_worker(lives=True)
+    # One look goes as far as these.
+    before = [await unseen(scene, "echo", {"text": "of another worker"}, other, 1) for _ in range(16)]
     call, document, due = scene.unsent("echo", {"text": "passed over"})
     # In one script, so that nobody is delivered anything between the commands.
     entry = await scene.probe.run(
@@ -331,7 +334,9 @@ async def rescues(scene: WorkerScene) -> None:
         "local id = redis.call('XADD', KEYS[1], '*', 'r', ARGV[1], 'd', ARGV[2]) redis.call('XGROUP', 'SETID', KEYS[1], 'g', id) return id",
         1, scene.queue, document, due,
     )  # fmt: skip
-    frames = await scene.ended(Sent(call, entry.decode()), 4 * LEASE + SLACK + 2.0)
+    frames = await scene.ended(Sent(call, entry.decode()), 5 * LEASE + SLACK + 2.0)
+    for each in before:
+        await scene.remove(each)
     if text_of(frames) != "passed over":
         raise Broken(f"the text was {text_of(frames)[:40]!r} {error_of(frames)}")
 
