@@ -509,6 +509,9 @@ class Upkeep(msgspec.Struct, eq=False):
             # Another request came in between: the suspect would wait here, and lose the attempt to whatever happens to this worker.
             return
         own = entry.owner == stream.consumer.encode()
+        # The server takes an entry of ours for one that no run has begun of.
+        if stream.unfinished.pop(entry.id, False) and own:
+            entry = entry._replace(counted=1)
         # Decoding may already be what kills its workers, so the attempt counts before. One of ours may have been answered meanwhile, of
         # which the fence says nothing: without its counter the entry itself is looked at.
         under = Fence(fence.generation, b"") if own else fence

@@ -144,6 +144,9 @@ class Delivery(msgspec.Struct, eq=False):
         return msgspec.structs.replace(self, attempt=attempt, run=run, begun=False, counting=False)
 
 
+_MOST_UNFINISHED = 4_096
+
+
 class RequestStream:
     """One service's requests as this consumer sees them: what it holds, and the fence it knows.
 
@@ -159,6 +162,7 @@ class RequestStream:
             a group that delivers an entry up to it once more was set back. That holds for reads that begin afterwards: what is learned
             while a read is under way may include the very entries that its answer brings.
         held: the deliveries that are this worker's, by entry.
+        unfinished: entries that were let go after a run of theirs had begun here, the newest ones.
         depth: how many requests the stream held, queued and running, when this worker last finished one.
         leaving: True once its service is withdrawn: nothing more is taken, and what is held is still to be answered.
         sticky: True when calls of one session go to one worker.
@@ -194,6 +198,7 @@ class RequestStream:
         self.fence_known = Fence(b"", b"")
         self.newest: EntryNumbers = ()
         self.held: dict[bytes, Delivery] = {}
+        self.unfinished: dict[bytes, bool] = {}
         self.depth = 0
         self.paused = self.leaving = self.sticky = False
         self.server = b""
@@ -236,6 +241,10 @@ class RequestStream:
         if not delivery.is_held:
             return False
         del self.held[delivery.entry]
+        if delivery.begun and not ended:
+            self.unfinished[delivery.entry] = True
+            if len(self.unfinished) > _MOST_UNFINISHED:
+                del self.unfinished[next(iter(self.unfinished))]
         if delivery.request.ordered or (not ended and (delivery.cancelled or delivery.extended)):
             self._on_let_go(delivery, ended)
         return True
