@@ -68,7 +68,9 @@ class ServiceOverview(NamedTuple):
         publication: what its workers publish; of a service that has gone, the ids and the owner alone.
         live: a worker of it beats.
         workers: how many do.
-        queued, running, dead: requests that wait, what dead workers held among them, that live workers hold, and that were set aside.
+        queued: requests that wait for a worker, also those that dead ones held.
+        running: requests that live workers hold.
+        dead: requests that were set aside.
         paused: its workers take no requests.
         state: ``live``; without a worker ``asleep`` when it scales to zero, ``withdrawn`` when its last worker left by itself, and ``down``
             otherwise.

@@ -509,7 +509,7 @@ class Upkeep(msgspec.Struct, eq=False):
             # Another request came in between: the suspect would wait here, and lose the attempt to whatever happens to this worker.
             return
         own = entry.owner == stream.consumer.encode()
-        # The server takes an entry of ours for one that no run has begun of.
+        # The server can't know that a run had begun here, so it has not counted it.
         if stream.unfinished.pop(entry.id, False) and own:
             entry = entry._replace(counted=1)
         # Decoding may already be what kills its workers, so the attempt counts before. One of ours may have been answered meanwhile, of
