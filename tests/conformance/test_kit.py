@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.agent_checks import AGENT
 from toolbus.operations.conformance.agent_scene import AgentScene
 from toolbus.operations.conformance.checks import LEVELS, Broken, Outcome, Requirement, Status, Table
+from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.report import Report
 from toolbus.operations.conformance.scene import Program, run_checks
 from toolbus.operations.conformance.worker_calls import check_order
@@ -394,6 +397,25 @@ async def test_a_program_that_is_being_stopped_is_ended_as_well(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("turns", range(6))
+def test_a_closed_proxy_leaves_no_connection_open(turns: int) -> None:
+    """However far the connection of a program had come that was made just before."""
+
+    async def closed_soon() -> None:
+        proxy = Proxy(1)
+        await proxy.start()
+        with socket.create_connection(("127.0.0.1", proxy.port)):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await proxy.close()
+            # A connection that the loop has accepted by now comes to be later.
+            for _ in range(6):
+                await asyncio.sleep(0)
+
+    asyncio.run(closed_soon())
+    gc.collect()
+
+
 def test_a_report_that_cannot_be_written_is_told_before_the_checks(tmp_path: Path) -> None:
     """A folder that does not exist ends the kit before any check, in one line that names the file once."""
     path = tmp_path / "none" / "found.xml"

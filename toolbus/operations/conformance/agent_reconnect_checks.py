@@ -95,8 +95,8 @@ async def reads_the_registry(scene: AgentScene) -> None:
 async def follows_the_log(scene: AgentScene) -> None:
     """It reads the log: a tool that is published while it runs can be called."""
     await scene.found(f"{SERVICE}-echo", SERVICE, 10.0)
-    await scene.register("conformance-late", "conformance-later")
-    await scene.found("conformance-later", "conformance-late", LEASE / 3)
+    await scene.write_into_the_log("conformance-late", "conformance-later")
+    await scene.found("conformance-later", "conformance-late", 3 * LEASE)
 
 
 @RECONNECTS.check("A33", 2)

@@ -172,13 +172,20 @@ class AgentScene(Scene):
 
     async def write_silently(self, service: str, tool: str, token: str) -> None:
         """Write a service into the registry as a change of that token of which the log says nothing."""
+        await self._write(service, tool, "redis.call('HSET', KEYS[2], 'token', ARGV[4])", self.keys.meta, token)
+
+    async def write_into_the_log(self, service: str, tool: str) -> None:
+        """Write a service into the registry as a change of which the log alone tells: `reg:meta` keeps the token of the change before."""
+        before = (await self.probe.run("HGET", self.keys.meta, "token")).decode()
+        logged = "redis.call('XADD', KEYS[2], '*', 'op', 'up', 'key', ARGV[1], 'doc', ARGV[3], 'token', 'logged', 'prev', ARGV[4])"
+        await self._write(service, tool, logged, self.keys.log, before)
+
+    async def _write(self, service: str, tool: str, told: str, key: str, token: str) -> None:
         await self.probe.run("XGROUP", "CREATE", self.keys.queue(service), "g", "0", "MKSTREAM")
-        row = b"+" + self.publication(service, tool)
+        document = self.publication(service, tool)
         # In one script, so that nobody reads one without the other.
-        await self.probe.run(
-            "EVAL", "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) redis.call('HSET', KEYS[2], 'token', ARGV[3])",
-            2, self.keys.services, self.keys.meta, service, row, token,
-        )  # fmt: skip
+        script = "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) " + told
+        await self.probe.run("EVAL", script, 2, self.keys.services, key, service, b"+" + document, document, token)
 
     # -- the agent --------------------------------------------------------------------------------
 

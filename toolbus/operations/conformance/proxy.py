@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -71,7 +73,7 @@ class Proxy:
         self._watched: list[tuple[Callable[[Words], bool], list[Words]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
-        self._listening: asyncio.Server | None = None
+        self._listening: socket.socket | None = None
         self.port = 0
         self.done = 0
         """The number of faults that have come about."""
@@ -85,13 +87,19 @@ class Proxy:
 
     async def start(self) -> None:
         """Listen at a free port of this machine."""
-        self._listening = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._listening.sockets[0].getsockname()[1]
+        # A server of asyncio leaves open what it has accepted just before it is closed.
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._listening.setblocking(False)
+        self.port = self._listening.getsockname()[1]
+        asyncio.get_running_loop().add_reader(self._listening, self._accept, self._listening)
 
     async def close(self) -> None:
         """Cut all connections, and listen no more."""
         if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening)
             self._listening.close()
+        # A task that is cancelled before it begins closes nothing.
+        await asyncio.sleep(0)
         self.cut()
         for task in self._tasks:
             task.cancel()
@@ -136,13 +144,16 @@ class Proxy:
         for writer in list(self._writers):
             writer.transport.abort()
 
-    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._pass(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _accept(self, listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            accepted, _ = listening.accept()
+            task = asyncio.create_task(self._pass(accepted))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _pass(self, program: asyncio.StreamReader, to_program: asyncio.StreamWriter) -> None:
+    async def _pass(self, accepted: socket.socket) -> None:
         """Pass one connection's commands and answers until one side ends it."""
+        program, to_program = await asyncio.open_connection(sock=accepted)
         to_server: asyncio.StreamWriter | None = None
         self._writers.add(to_program)
         try:
