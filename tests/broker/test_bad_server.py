@@ -124,15 +124,16 @@ async def test_a_large_answer_that_comes_steadily_is_waited_for(server: Server, 
     async with linked(server) as link:
         reading = asyncio.ensure_future(link.execute("READ"))
         await eventually(lambda: server.names == ["READ"])
-        server.say(b"$2000\r\n")
+        # What is here gives more time than the pieces take, so that a busy machine does not look like a slow server.
+        server.say(b"$20000\r\n" + b"x" * 3_000)
         began = asyncio.get_running_loop().time()
 
         def more() -> bool:
-            server.say(b"x" * 100)
+            server.say(b"x" * 1_000)
             return asyncio.get_running_loop().time() - began > 0.8
 
         await eventually(more, interval=0.1)
-        server.say(b"x" * 2_000)
+        server.say(b"x" * 20_000)
         await eventually(reading.done)
         assert server.accepted == 1
 
