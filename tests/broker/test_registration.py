@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import Any, cast
 
@@ -165,6 +166,26 @@ async def test_a_worker_that_can_not_ask_for_the_version_names_its_services(
     registering.bench.link.answers["HMGET"] = BrokerUnavailable("gone")
     await registering.registration.register_again(["pool", "other"])
     assert [record.getMessage() for record in caplog.records] == ['service.register_failed service="pool, other" error=gone']
+
+
+async def test_registrations_that_wait_for_the_server_are_done_together(
+    registering: Registering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many beats missed the service while the first registration was under way, one more follows it."""
+    answered, registered = asyncio.Event(), []
+
+    async def register(publication: Publication, instance: str, start: int) -> RegisterAnswer:
+        registered.append(publication.service.id)
+        await answered.wait()
+        return RegisterAnswer(4, *FENCE)
+
+    monkeypatch.setattr(registering.registry, "register", register)
+    waiting = [asyncio.ensure_future(registering.registration.register_again(["pool"])) for _ in range(4)]
+    await asyncio.sleep(0)
+    answered.set()
+    await asyncio.gather(*waiting)
+    assert registered == ["pool", "pool"]
+    assert registering.doubts == 4
 
 
 async def test_a_worker_that_leaves_is_not_registered_again(registering: Registering) -> None:

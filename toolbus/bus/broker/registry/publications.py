@@ -233,8 +233,10 @@ class WorkerRegistration(msgspec.Struct, eq=False):
     streams: Mapping[str, RequestStream]
     on_doubt: Callable[[], None]
     on_refused: Callable[[ToolbusError], None]
-    _published: dict[str, Published] = {}
     active: bool = True
+    _published: dict[str, Published] = {}
+    _missing: dict[str, None] = {}
+    _returning: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
     async def register(self, publication: Publication, origin: str = "") -> RegisterAnswer:
         """Publish a service for the first time; warn when instances of another origin have the same owner.
@@ -299,8 +301,16 @@ class WorkerRegistration(msgspec.Struct, eq=False):
             raise
 
     async def register_again(self, services: list[str]) -> None:
-        """Register services that the registry has lost; what goes wrong is logged."""
+        """Register services that the registry has lost; what goes wrong is logged. What is asked for meanwhile is done at once."""
         self.on_doubt()
+        # Each beat that misses a service asks for it.
+        self._missing |= dict.fromkeys(services)
+        async with self._returning:
+            missing, self._missing = list(self._missing), {}
+            if missing:
+                await self._register_again(missing)
+
+    async def _register_again(self, services: list[str]) -> None:
         try:
             # While this worker was away the namespace may have come to a version that it does not speak.
             (await read_version(self.link, self.keys)).check()
