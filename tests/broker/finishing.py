@@ -53,9 +53,9 @@ class Finishing:
         assert delivery.queue is self.bench.stream
         return self.doubted
 
-    async def settle(self, deliveries: list[Any]) -> list[Any]:
-        """Ask whose the sessions are."""
-        return deliveries if self.ours else []
+    async def keeps(self, delivery: Any) -> bool:
+        """Ask whose its session is."""
+        return self.ours
 
     def drained(self) -> bool:
         """Return whether everything is answered."""

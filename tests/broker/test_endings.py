@@ -96,11 +96,10 @@ async def test_closing_waits_for_doubtful_ends(finishing: Finishing) -> None:
     asked = [asyncio.Event(), asyncio.Event()]
     answers = iter(asked)
 
-    async def settle(deliveries: list[Any]) -> list[Any]:
-        await next(answers).wait()
-        return deliveries
+    async def keeps(delivery: Any) -> bool:
+        return await next(answers).wait()
 
-    finishing.settle = settle  # type: ignore[method-assign]
+    finishing.keeps = keeps  # type: ignore[method-assign]
     for entry in (b"1-0", b"2-0"):
         finishing.endings.finish(finishing.bench.hold(entry), b"end", frees=False)
     endings = [asyncio.ensure_future(work) for work in finishing.bench.coroutines]

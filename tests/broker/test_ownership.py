@@ -173,6 +173,30 @@ async def test_when_the_server_does_not_say_whose_a_session_is_its_calls_are_dro
     assert owning.bench.listener.lost == [], "nothing runs that could be told"
 
 
+@pytest.mark.parametrize(("until", "answered"), [("the server answers", True), ("it leaves", False), ("nobody waits", False)])
+async def test_a_worker_asks_about_an_ended_call_until_it_is_told(
+    owning: Owning, monkeypatch: pytest.MonkeyPatch, until: str, answered: bool
+) -> None:
+    """What it has computed is not dropped while somebody waits for it, since the call would run once more."""
+    monkeypatch.setattr("toolbus.bus.broker.take.sessions._AGAIN", 0.0)
+    ended = owning.take()
+
+    def own(keys: Any, args: Any) -> Any:
+        if owning.asked < 3:
+            return BrokerUnavailable("gone")
+        if until == "the server answers":
+            return owning._own(keys, args)
+        if until == "it leaves":
+            owning.ownership.leave()
+        else:
+            owning.bench.times.now = ended.deadline + 1.0
+        return BrokerUnavailable("gone")
+
+    owning.bench.link.answers["own"] = own
+    assert await owning.ownership.keeps(ended) is answered
+    assert (owning.asked, ended.is_held) == (3, answered)
+
+
 async def test_what_was_ours_when_the_script_ran_is_ours_under_the_new_fence(owning: Owning) -> None:
     """Handing over moves the fence; deliveries of another state stay as they are."""
     owning.after = b"6"

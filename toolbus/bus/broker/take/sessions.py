@@ -32,6 +32,8 @@ OWNER_TTL = 3600.0
 _KEEP_EVERY = OWNER_TTL / 3
 # Seconds for the server to say who owns a session; after that its calls are dropped, to be taken anew.
 _PATIENCE = 5.0
+# Seconds before the server is asked again whether an ended run may be answered.
+_AGAIN = 1.0
 
 # Since when a lease has been unbroken, and until when it lasts at least.
 _NO_LEASE = (math.inf, 0.0)
@@ -141,6 +143,19 @@ class Ownership(msgspec.Struct, eq=False):
     async def holds(self, delivery: Delivery) -> bool:
         """Return whether the session of a delivery is still this worker's; the server is asked only if that is in doubt."""
         return not self.doubts(delivery) or bool(await self.settle([delivery]))
+
+    async def keeps(self, delivery: Delivery) -> bool:
+        """Return whether the session of a run that has ended is still this worker's; ask until the server says so.
+
+        What is dropped would run once more, so only a worker that leaves and a call that nobody waits for any more are given up.
+        """
+        stream, owned = delivery.queue, self._owned.get(delivery.queue)
+        while owned is not None and delivery.is_held and not await self._ask(stream, owned, [delivery]):
+            if self._leaves or self.monotonic() > max(delivery.deadline, delivery.extended):
+                stream.let_go(delivery)
+            else:
+                await asyncio.sleep(_AGAIN)
+        return delivery.is_held
 
     def _is_unsure(self, owned: dict[SessionName, float], delivery: Delivery, answered: set[str]) -> bool:
         pair = session_of(delivery.request)
