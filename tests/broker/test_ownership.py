@@ -177,7 +177,7 @@ async def test_when_the_server_does_not_say_whose_a_session_is_its_calls_are_dro
 async def test_a_worker_asks_about_an_ended_call_until_it_is_told(
     owning: Owning, monkeypatch: pytest.MonkeyPatch, until: str, answered: bool
 ) -> None:
-    """What it has computed is not dropped while somebody waits for it, since the call would run once more."""
+    """An answer is not dropped while somebody waits for it, since the call would run once more."""
     monkeypatch.setattr("toolbus.bus.broker.take.sessions._AGAIN", 0.0)
     ended = owning.take()
 

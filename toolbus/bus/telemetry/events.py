@@ -174,7 +174,7 @@ EVENTS: Mapping[str, str] = {
     "session.unsaved": "no snapshot of a session was kept; until the next one its state is lost when the worker dies",
     "session.untold": "workers could not be told that sessions are over; the sessions end there when they are idle",
     "sessions.unordered": "the server did not say which calls of some sessions come first; they wait until it does",
-    "sessions.unsettled": "the server did not say which workers hold some calls' sessions; it is asked again about ended ones, others are taken again after a lease",
+    "sessions.unsettled": "the server did not say whose some calls' sessions are: it is asked again, or they are taken again after a lease",
     "retry.failed": "the server did not count the next attempt of a failed call: it is asked again while the call has time",
     "results.unkept": "the results of a turn were not kept for other processes; calls of later turns can't refer to them",
     "run.bug": "a bug: running a handler raised outside of the handler",
