@@ -13,8 +13,8 @@ class ServerClock:
     """Maps server milliseconds to local monotonic seconds.
 
     Taken work runs on local monotonic deadlines, so a constant skew between machines does no harm. When server time runs ahead of the
-    local clock, the server was stalled or its clock stepped: then other workers' leases may look ended although they are alive, so
-    ended leases are not trusted for one lease.
+    local clock, the server was stalled or its clock stepped: then other workers' leases may look ended although they are alive. When it
+    falls behind, leases that now end too late are ended (``_lease.lua``). So ended leases are not trusted for one lease.
 
     Args:
         lease: seconds.
@@ -39,7 +39,7 @@ class ServerClock:
             # A delay that held this answer back may also hold back the beats of other workers, so they need time to arrive.
             if ahead > self._lease / 3:
                 self._ahead_until = self.monotonic() + self._lease
-            if ahead > self._lease / 3 or answered - self._heard > _RECENT * self._lease:
+            if abs(ahead) > self._lease / 3 or answered - self._heard > _RECENT * self._lease:
                 self.distrust()
         self.offset = offset
         self._middle = server_ms / 1000 - (asked + answered) / 2
