@@ -63,6 +63,8 @@ async def test_once_work_begins_under_the_fence(reply: bytes, confirmed: bool, b
     bench = Bench()
     one, master = bench.hold(b"1-0", attempt=2), Master(reply=reply, confirmed=confirmed)
     assert await begun(bench, master, one) == beginning
+    # What is this worker's all the same would not be found again while it is held.
+    assert one.is_held is (beginning != "lost")
     left = int((one.deadline - bench.times.now + 60.0) * 1000)
     keys = (bench.stream.key, bench.stream.fence, KEYS.started(one.request.id))
     assert master.args == [(keys, ("mine", *FENCE, b"1-0", 2, one.run, left))]

@@ -92,10 +92,13 @@ class Beginnings(msgspec.Struct, eq=False):
             if reply == b"began" and delivery.attempt == 1 and not delivery.recovered:
                 # Nobody has died of it: the group was set back, and whoever began it runs it.
                 log_delivered_again(delivery.queue, 1)
+                reply = b"lost"
+            if reply == b"began":
+                return "began"
+            if reply != b"started":
+                # Where the fence was lost the entry may be this worker's all the same, and is found again when nobody renews it.
                 delivery.queue.let_go(delivery)
                 return "lost"
-            if reply != b"started":
-                return "began" if reply == b"began" else "lost"
             if not confirmed:
                 return "unconfirmed"
             # The same run may mark its beginning again, which tells what another server knows of it.
