@@ -170,6 +170,25 @@ async def test_two_operators_redrive_a_letter_once(place: Place) -> None:
         await eventually(lambda: len(service.seen) == 2)
 
 
+async def test_a_redriven_call_that_nobody_takes_in_time_is_a_letter_again(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """It has no caller who would learn that it did not run."""
+    caplog.set_level("INFO")
+    service = Frail()
+    async with place.worker(service), place.bus() as bus, Admin(place.settings) as admin:
+        await bus.wait_for_tool("lift")
+        await bus.call("lift")
+        [letter] = await eventually(lambda: admin.dead_letters.ids("frail"))
+        await admin.pause("frail")
+        await eventually(lambda: "service.paused" in caplog.text)
+        call = await admin.dead_letters.redrive("frail", letter, limit=10, timeout=0.05)
+        await asyncio.sleep(0.05)
+        await admin.resume("frail")
+        [again] = await eventually(lambda: admin.dead_letters.newest("frail", 10))
+        assert again.request is not None
+        assert (again.request.id, again.reason) == (call, "failed")
+        assert "the deadline passed" in again.error
+
+
 async def test_a_full_or_missing_queue_leaves_the_letter(place: Place) -> None:
     """A dead letter that can't be published now stays where it is."""
     service = Frail()

@@ -150,3 +150,13 @@ async def test_a_call_whose_server_came_back_empty_says_so(stage: Stage, frames:
     error = await stage.error()
     assert error.type == "outcome_unknown"
     assert error.message.count("what the server held for this caller is gone") == 1
+
+
+async def test_a_call_that_did_not_run_is_not_told_to_have_taken_effect(stage: Stage) -> None:
+    """The server that was asked still knew its request, and removed it."""
+    stage.bus.on_replies_lost()
+    stage.call.give_up(ERROR)
+    stage.broker.answers[-1]("removed")
+    error = await stage.error()
+    assert error.code == "not_taken"
+    assert "is gone" not in error.message

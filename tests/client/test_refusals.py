@@ -113,7 +113,7 @@ def test_what_nobody_serves_may_be_tried_again() -> None:
 
 @pytest.mark.parametrize(
     ("available", "why"),
-    [(True, "every worker of 'calc' was busy, or the service is paused"), (False, "no live worker serves 'calc' now")],
+    [(True, "every worker of 'calc' was busy or did not answer, or the service is paused"), (False, "no live worker serves 'calc' now")],
 )
 def test_what_no_worker_took_did_not_run(available: bool, why: str) -> None:
     """The error says that the call did not run, and why no worker took it."""

@@ -297,6 +297,11 @@ async def _gateway_killed(at: Installation) -> None:
     at.gateways[1].kill()
 
 
+async def _watchers_killed(at: Installation) -> None:
+    for each in (*at.gateways, at.exporter):
+        each.kill()
+
+
 async def _cut_off_alone(at: Installation, name: str) -> None:
     """Give one process a user of its own, and then take the user's password away; the worker is at work meanwhile."""
     with at.redis as client:
@@ -340,6 +345,16 @@ async def _children_killed(at: Installation) -> None:
         child = await eventually(at.children, timeout=30)
         os.kill(child[0], signal.SIGKILL)
         await eventually(lambda killed=killed: at.metric("worker", "toolbus_worker_restarts_total") >= killed, timeout=60)
+
+
+async def _child_stopped(at: Installation) -> None:
+    """Stop one of a worker's two processes."""
+    at.kill(signal.SIGTERM)
+    await eventually(lambda: at.worker.poll() is not None, timeout=30)
+    at.processes = ("--processes", "2")
+    await at.start_worker()
+    await eventually(lambda: at.metric("worker", "toolbus_worker_processes_ready") == 2, timeout=60)
+    os.kill(at.children()[0], signal.SIGSTOP)
 
 
 async def _taken_over(at: Installation) -> None:
@@ -527,10 +542,12 @@ OUTAGES: tuple[Outage, ...] = (
     Outage("log lines are lost", "nothing", _log_unread, "ToolbusLogLinesLost", "log", "log lines of the worker"),
     Outage("a mistyped namespace", "tools are not found", _mistyped, "", "namespace", "'prod'"),
     Outage("one of two gateways is gone", "its clients must use the other", _gateway_killed, "ToolbusProcessGone", "", ""),
+    Outage("all gateways and exporters are gone", "calls through gateways fail", _watchers_killed, "ToolbusUnwatched", "", ""),
     Outage("a worker that is not ready", "calls wait for the others", _server_stands_still, "ToolbusNotReady", "server", "Timeout"),
     Outage("one of two gateways is cut off", "its clients get 503", _gateway_cut_off, "ToolbusNotReady", "", ""),
     Outage("the exporter is cut off beside gateways", "nothing", _exporter_cut_off, "ToolbusNotReady", "", ""),
     Outage("a worker is cut off at a call", "its calls are late by a lease", _worker_cut_off, "ToolbusNotReady", "", ""),
+    Outage("one of a worker's processes stands still", "its calls are late by a lease", _child_stopped, "ToolbusNotReady", "", ""),
     Outage("the history can't be written", "nothing", _history_without_place, "ToolbusNotReady", "", "", {"history": True}),
     Outage("all slots are taken", "calls wait", _backlog, "ToolbusSlotsFull", "backlog", "30 calls wait"),
     Outage("workers end again and again", "calls are late by a lease", _children_killed, "ToolbusWorkersRestart", "", ""),

@@ -425,7 +425,13 @@ class Slots:
         end: End = "withdrawn" if error.type == "cancelled" else "refused"
         error = not_run(error, delivery, once=delivery.request.effect == "once")
         self._report(end, delivery, error)
-        self.broker.steps.endings.finish(delivery, refusal(delivery, self.broker.instance, error), frees=True)
+        frame = refusal(delivery, self.broker.instance, error)
+        if delivery.replies or end == "withdrawn":
+            self.broker.steps.endings.finish(delivery, frame, frees=True)
+        else:
+            # No caller learns of this failure.
+            report_buried(delivery, "failed")
+            self.broker.steps.endings.bury(delivery, "failed", str(error), frame)
         self._wake.set()
         if delivery.request.ordered:
             self._lines.leave(delivery)

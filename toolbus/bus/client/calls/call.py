@@ -16,7 +16,7 @@ from toolbus.bus.client.calls.assembly import Assembly, EventBuffer
 from toolbus.bus.client.calls.refusals import refusal_of
 from toolbus.bus.client.confirmations import Grant
 from toolbus.bus.client.refusing import raised
-from toolbus.bus.values.envelope import Frame, Request, result_of_frame
+from toolbus.bus.values.envelope import NOT_TAKEN, Frame, Request, result_of_frame
 from toolbus.bus.values.events import Answered, Asked, Event, Finished, Reset, Started, Text, size_of
 from toolbus.bus.values.options import characters
 from toolbus.bus.values.results import ConfigurationError, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult, deadline_exceeded
@@ -394,7 +394,8 @@ class Call(msgspec.Struct, eq=False):
     def _give_up(self, result: ToolResult) -> None:
         """End the call without an answer."""
         error = result.error
-        if self.lost and error is not None and error.type != "cancelled":
+        # The server has said of one that was not taken that it did not run.
+        if self.lost and error is not None and error.type != "cancelled" and error.code != NOT_TAKEN:
             result = msgspec.structs.replace(result, error=msgspec.structs.replace(error, message=f"{error.message}{_LOST}"))
         self._complete(result)
 

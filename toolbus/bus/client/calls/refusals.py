@@ -80,7 +80,11 @@ def unavailable(what: str, service: str) -> ErrorInfo:
 
 def untaken(error: ErrorInfo, service: str, *, available: bool) -> ErrorInfo:
     """Return the error of a call whose time was up before a worker took it; ``available`` when workers of its service live."""
-    why = f"every worker of {service!r} was busy, or the service is paused" if available else f"no live worker serves {service!r} now"
+    why = (
+        f"every worker of {service!r} was busy or did not answer, or the service is paused"
+        if available
+        else f"no live worker serves {service!r} now"
+    )
     return msgspec.structs.replace(error, code=NOT_TAKEN, message=f"{error.message}: no worker took the call, so it did not run; {why}")
 
 
