@@ -168,9 +168,7 @@ async def test_a_worker_that_can_not_ask_for_the_version_names_its_services(
     assert [record.getMessage() for record in caplog.records] == ['service.register_failed service="pool, other" error=gone']
 
 
-async def test_registrations_that_wait_for_the_server_are_done_together(
-    registering: Registering, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_registrations_that_wait_for_the_server_are_done_together(registering: Registering, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many beats missed the service while the first registration was under way, one more follows it."""
     answered, registered = asyncio.Event(), []
 
