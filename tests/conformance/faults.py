@@ -177,6 +177,7 @@ WORKER_FAULTS = {
     "ends-when-cut": ("reconnects", "ends with its connections"),
     "forgets-when-cut": ("reconnects", "does not hear of what was cancelled while it had no connection"),
     "never-gives-up": ("gives-up", "looks alive for ever while its reads are refused"),
+    "gives-up-at-work": ("gives-up", "ends while it runs a call, since its reads are refused"),
     "ends-at-errors": ("gives-up", "ends at the first error of a read"),
     "never-cleans": ("cleans-up", "never cleans up after sessions"),
     "cleans-at-once": ("cleans-up", "cleans up as soon as an agent has gone"),

@@ -573,7 +573,8 @@ class PlantedWorker(Sessions):
             return
         now = time.monotonic()
         self.refused_since = self.refused_since or now
-        if has("ends-at-errors") or (now - self.refused_since > max(3 * LEASE_MS / 1000, 30) and not has("never-gives-up")):
+        owes = bool(self.calls) and not has("gives-up-at-work")
+        if has("ends-at-errors") or (now - self.refused_since > max(3 * LEASE_MS / 1000, 30) and not owes and not has("never-gives-up")):
             await self.drain()
 
     def gives_back(self) -> bool:

@@ -285,11 +285,12 @@ async def _outlives(scene: WorkerScene, proxy: Proxy) -> None:
 
 @LEAVING.check("W70", 2)
 async def gives_up(scene: WorkerScene) -> None:
-    """When its reads are refused it tries again, and unregisters and ends when that lasts for three leases, half a minute at least."""
+    """When its reads are refused it tries again; after three leases, half a minute at least, it unregisters and ends, if it runs nothing."""
     proxy = Proxy(scene.port)
     await proxy.start()
     try:
         worker = await scene.start_behind(proxy)
+        sent = None
         for seconds in (3.0, 0.75 * GIVES_UP):
             proxy.played[b"XREADGROUP"] = b"-ERR the kit refuses to read\r\n"
             await asyncio.sleep(seconds)
@@ -298,8 +299,13 @@ async def gives_up(scene: WorkerScene) -> None:
             if seconds < GIVES_UP / 2:
                 proxy.played.clear()
                 await call_echo(scene, "after errors")
+                # It runs when the worker may end, and its caller waits.
+                sent = await scene.publish("count", {"to": int(2.5 * GIVES_UP), "delay": 0.5}, timeout=3 * GIVES_UP)
+                await wait_for_text(scene, sent)
         if await scene.program.ended(worker, 0.9 * GIVES_UP) is None:
             raise Broken(f"it goes on, and looks alive, although its reads were refused for {1.65 * GIVES_UP:g} s")
+        if sent is not None and not any(frame.get("end_of_stream") for frame in await scene.frames(sent)):
+            raise Broken("it ended although it ran a call whose caller waited")
         if await scene.instances():
             raise Broken("it is still registered after it has ended")
     finally:
