@@ -131,6 +131,10 @@ async def test_a_turn_goes_in_order(recovery: Recovery) -> None:
     recovery.order.clear()
     await recovery.upkeep.turn(once_a_lease=True)
     assert recovery.order == ["reap", "register_lost", "keep"]
+    recovery.trust()
+    recovery.order.clear()
+    await recovery.upkeep.turn(once_a_lease=False)
+    assert recovery.order == ["reap", "sweep", "EXISTS", "keep"], "the sweep that was left out is made up for"
 
 
 async def test_a_turn_survives_a_lost_connection(recovery: Recovery) -> None:

@@ -64,6 +64,7 @@ class AgentSteps:
         self._agent = agent
         self._clock = clock
         self._sweeps = True
+        self._due = False
         # Connections.
         self.links = Links(connector, on_failed=listener.on_failed, replicated=settings.wait_replicas > 0)
         self.link = link = self.links.writing
@@ -129,13 +130,16 @@ class AgentSteps:
         self.links.keep("replies", reader.keep, every=reader.renew_every)
 
     async def turn(self, *, once_a_lease: bool) -> None:
-        """Ask the server about itself, and whether the registry is followed; ``once_a_lease`` also sweep the registry.
+        """Ask the server about itself, and whether the registry is followed; ``once_a_lease`` also sweep the registry, then or
+        in the next turn in which the server's clock is trusted.
 
         Raises:
             BrokerError: the server could not be asked.
         """
         await asyncio.gather(tell_time(self.link, self._clock), self._check_server(), self.reader.compare())
-        if once_a_lease and self._clock.trusted and self._sweeps:
+        self._due = self._due or once_a_lease
+        if self._due and self._clock.trusted and self._sweeps:
+            self._due = False
             await self._sweep()
 
     async def _sweep(self) -> None:
