@@ -175,7 +175,7 @@ async def test_when_the_server_does_not_say_whose_a_session_is_its_calls_are_dro
 
 @pytest.mark.parametrize(("until", "answered"), [("the server answers", True), ("it leaves", False), ("nobody waits", False)])
 async def test_a_worker_asks_about_an_ended_call_until_it_is_told(
-    owning: Owning, monkeypatch: pytest.MonkeyPatch, until: str, answered: bool
+    owning: Owning, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, until: str, answered: bool
 ) -> None:
     """An answer is not dropped while somebody waits for it, since the call would run once more."""
     monkeypatch.setattr("toolbus.bus.broker.take.sessions._AGAIN", 0.0)
@@ -195,6 +195,7 @@ async def test_a_worker_asks_about_an_ended_call_until_it_is_told(
     owning.bench.link.answers["own"] = own
     assert await owning.ownership.keeps(ended) is answered
     assert (owning.asked, ended.is_held) == (3, answered)
+    assert caplog.text.count("sessions.unsettled") == 1
 
 
 async def test_what_was_ours_when_the_script_ran_is_ours_under_the_new_fence(owning: Owning) -> None:

@@ -149,8 +149,9 @@ class Ownership(msgspec.Struct, eq=False):
 
         What is dropped would run once more, so only a worker that leaves and a call that nobody waits for any more are given up.
         """
-        stream, owned = delivery.queue, self._owned.get(delivery.queue)
-        while owned is not None and delivery.is_held and not await self._ask(stream, owned, [delivery]):
+        stream, owned, again = delivery.queue, self._owned.get(delivery.queue), False
+        while owned is not None and delivery.is_held and not await self._ask(stream, owned, [delivery], again=again):
+            again = True
             if self._leaves or self.monotonic() > max(delivery.deadline, delivery.extended):
                 stream.let_go(delivery)
             else:
@@ -171,16 +172,22 @@ class Ownership(msgspec.Struct, eq=False):
         left = {id(delivery) for delivery in unsure}
         return [delivery for delivery in deliveries if id(delivery) not in left]
 
-    async def _ask(self, stream: RequestStream, owned: dict[SessionName, float], deliveries: list[Delivery]) -> bool:
-        """Ask who owns the sessions of some deliveries, and let go of those of other workers; False when the server did not answer."""
+    async def _ask(
+        self, stream: RequestStream, owned: dict[SessionName, float], deliveries: list[Delivery], *, again: bool = False
+    ) -> bool:
+        """Ask who owns the sessions of some deliveries, and let go of those of other workers; False when the server did not answer.
+
+        That is said in the log, unless they were asked about ``again``.
+        """
         pairs = [(each.request.user, each.request.session) for each in deliveries]
         asked = self.monotonic()
         try:
             async with asyncio.timeout(_PATIENCE):
                 verdicts = await self._own(stream, pairs, [(each.entry, each.attempt, each.begun) for each in deliveries])
         except (BrokerError, TimeoutError) as error:
-            reason = str(error) or "the server did not answer"
-            telemetry.log.warning("sessions.unsettled", service=stream.service, calls=len(deliveries), error=reason)
+            if not again:
+                reason = str(error) or "the server did not answer"
+                telemetry.log.warning("sessions.unsettled", service=stream.service, calls=len(deliveries), error=reason)
             return False
         for delivery, pair, verdict in zip(deliveries, pairs, verdicts, strict=True):
             if verdict == b"lost":
