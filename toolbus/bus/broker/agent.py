@@ -130,8 +130,9 @@ class AgentSteps:
         self.links.keep("replies", reader.keep, every=reader.renew_every)
 
     async def turn(self, *, once_a_lease: bool) -> None:
-        """Ask the server about itself, and whether the registry is followed; ``once_a_lease`` also sweep the registry, then or
-        in the next turn in which the server's clock is trusted.
+        """Ask the server about itself, and whether the registry is followed; ``once_a_lease`` also sweep the registry.
+
+        While the server's clock is not trusted that is put off.
 
         Raises:
             BrokerError: the server could not be asked.
