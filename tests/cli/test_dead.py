@@ -12,7 +12,7 @@ import redis
 
 from tests.cli.shell import Shell
 from tests.contract import Place
-from tests.servers import eventually
+from tests.servers import elapse, eventually
 from toolbus import Retry, ToolService, invocation
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.values.results import BrokerError, ConfigurationError
@@ -181,7 +181,7 @@ async def test_a_redriven_call_that_nobody_takes_in_time_is_a_letter_again(place
         await admin.pause("frail")
         await eventually(lambda: "service.paused" in caplog.text)
         call = await admin.dead_letters.redrive("frail", letter, limit=10, timeout=0.05)
-        await asyncio.sleep(0.05)
+        await elapse(0.05)
         await admin.resume("frail")
         [again] = await eventually(lambda: admin.dead_letters.newest("frail", 10))
         assert again.request is not None
