@@ -104,6 +104,7 @@ WORKER_FAULTS = {
     "other-reason": ("buries-poison", "writes a reason into the dead letter that nobody knows"),
     "suspects-together": ("runs-suspects-alone", "runs suspects beside other calls"),
     "takes-beside-suspects": ("runs-suspects-alone", "takes other calls beside a suspect"),
+    "makes-room-for-ever": ("runs-suspects-alone", "takes no calls any more while it is asked to make room and a call of it runs"),
     "never-makes-room": ("runs-suspects-alone", "goes on taking calls when it is asked to make room"),
     "stays-alone": ("runs-suspects-alone", "takes nothing any more when a suspect was cancelled"),
     "reaps-rarely": ("takes-what-was-handed-back", "looks for what was handed back once in four leases"),

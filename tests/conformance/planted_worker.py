@@ -91,7 +91,7 @@ class PlantedWorker(Sessions):
         self.over: dict[str, dict[str, Any]] = {}
         # Of each reply stream: entries, bytes, and bytes since it was looked at.
         self.written: dict[str, list[int]] = {}
-        self.refused_since = 0.0
+        self.refused_since = self.room_until = 0.0
         self.sending: set[asyncio.Task[Any]] = set()
         self.lines: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
         self.draining = self.paused = self.makes_room = self.has_left = self.turn = False
@@ -522,15 +522,17 @@ class PlantedWorker(Sessions):
         """Read requests while there is room for them."""
         while not self.draining or has("takes-while-leaving"):
             room = SLOTS - len(self.calls) - len(self.beside.running) - self.leaked
-            waits = self.paused or self.has_left or self.has_suspect() or (self.makes_room and self.calls)
+            makes_room = self.makes_room and bool(self.calls) and (time.monotonic() < self.room_until or has("makes-room-for-ever"))
+            waits = self.paused or self.has_left or self.has_suspect() or makes_room
             # With one slot for two streams it waits for another one.
             if room < 2 or waits:
                 await asyncio.sleep(0.01)
                 continue
             if self.makes_room:
                 self.makes_room = False
-                await self.reap("")
-                continue
+                if not self.calls:
+                    await self.reap("")
+                    continue
             before, generation = self.newest, self.fence[0]
             try:
                 found = await self.read(room)
@@ -657,10 +659,12 @@ class PlantedWorker(Sessions):
             return
         room = SLOTS - len(self.calls)
         alone_from = 999 if has("suspects-together") else ALONE_FROM
-        args = (self.me, SERVICE, room, LEASE_MS, only_back, "1" if self.calls else "", alone_from, "1", f"{PREFIX}pause:{SERVICE}:")
+        flexible = "0" if self.makes_room else "1"
+        args = (self.me, SERVICE, room, LEASE_MS, only_back, "1" if self.calls else "", alone_from, flexible, f"{PREFIX}pause:{SERVICE}:")
         found = await self.script("recover/reap", [QUEUE, FENCE, LIVE, PULSE], *args)
         self.fence = (found[0], found[1])
-        self.makes_room = bool(found[3]) and not has("never-makes-room")
+        if found[3] and not has("never-makes-room"):
+            self.makes_room, self.room_until = True, time.monotonic() + 3 * LEASE_MS / 1000
         if not has("runs-set-back") and not has("ignores-told"):
             self.newest = max(self.newest, number_of(found[4].decode()))
         for entry, deliveries, counts, flat, _, note in found[2]:

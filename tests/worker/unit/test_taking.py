@@ -275,18 +275,18 @@ async def test_a_worker_makes_room_for_what_must_run_alone(seen: list[Any]) -> N
 
 
 async def test_a_worker_makes_room_for_a_bounded_time_and_not_soon_again(gate: asyncio.Event) -> None:
-    """Five leases after it began it looks all the same and takes again; for as long it makes no room, and then it could."""
+    """Three leases after it began it looks all the same and takes again; for as long it makes no room, and then it could."""
     bench = Bench(hold, lease=2.0)
     bench.serve()
     bench.broker.arrive(bench.delivery("hold", {"name": "a"}, deadline=2000.0))
     await bench.settle()
     bench.slots.on_room_wanted()
-    await asyncio.sleep(9.9)
+    await asyncio.sleep(5.9)
     assert (state(bench), bench.broker.recoveries) == (TakingState.MAKING_ROOM, 0)
     await asyncio.sleep(0.2)
     assert (state(bench), bench.broker.recoveries) == (TakingState.POLLING, 1)
     assert not bench.slots.flexible()
-    await asyncio.sleep(9.7)
+    await asyncio.sleep(5.7)
     assert not bench.slots.flexible()
     await asyncio.sleep(0.3)
     assert bench.slots.flexible()

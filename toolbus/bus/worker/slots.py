@@ -631,7 +631,7 @@ _READY, _POLLING, _FULL, _STOPPED = TakingState.READY, TakingState.POLLING, Taki
 _MAKING_ROOM, _CLEARING, _ALONE = TakingState.MAKING_ROOM, TakingState.CLEARING, TakingState.ALONE
 
 # Leases for which a worker takes nothing so that a request can run alone, and for which it then takes requests again at least.
-_ROOM_WITHIN = 5
+_ROOM_WITHIN = 3
 
 
 class Taking:

@@ -305,6 +305,19 @@ async def runs_suspects_alone(scene: WorkerScene) -> None:
     await scene.tell(f"cancel {suspect.id}")
     await wait_until_gone(scene, suspect)
     await call_echo(scene, "after one that ran alone was cancelled")
+    long = await scene.publish("count", {"to": 300, "delay": 0.1})
+    await wait_for_text(scene, long)
+    await scene.probe.run("HDEL", scene.fence, "room")
+    dead = await scene.play_worker(lives=False)
+    suspect = await unseen(scene, "echo", {"text": "alone"}, dead, scene.settings.max_deliveries - 2)
+    await scene.tell(f"dead {SERVICE}")
+    await until(makes_room, LEASE + SLACK, "it was not asked to make room")
+    await scene.end_reads()
+    waiting = await scene.publish("echo", {"text": "waiting"})
+    problem = "it takes no calls any more, although it was asked to make room more than three leases ago"
+    await until(partial(scene.has_ended, waiting), 3 * LEASE + 2 * SLACK, problem)
+    await scene.tell(f"cancel {long.id}")
+    await scene.ended(suspect, TAKES_OVER)
 
 
 @LEASES.check("W39", 2)
