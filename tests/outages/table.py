@@ -401,7 +401,7 @@ OUTAGES: tuple[Outage, ...] = (
     Outage("the server's memory is full", "new calls end as `overloaded`", _memory_full, "ToolbusFault:memory", "memory", "memory is full"),
     Outage(
         "the server can't write its snapshot and refuses writes",
-        "calls wait, and end at their deadlines",
+        "new calls end as `unavailable`",
         _snapshot_refused,
         "ToolbusFault:writes",
         "writes",
@@ -410,7 +410,7 @@ OUTAGES: tuple[Outage, ...] = (
     ),
     Outage(
         "the server's disk is full",
-        "calls wait, and end at their deadlines",
+        "new calls end as `unavailable`",
         _disk_full,
         "ToolbusFault:writes",
         "writes",
