@@ -43,6 +43,10 @@ ELSEWHERE = {
         "redis-cli --bigkeys": "is a loop of redis-cli itself, which does not come with the server of the tests",
         "session.unsaved": "needs a session; tests/faults/test_sessions.py",
     },
+    ("runbooks", "Change a password or a key"): {
+        "ACL SAVE": "needs a server with a file of users, which the one of the tests has not",
+        "CONFIG REWRITE": "needs a server with a file of its settings, which the one of the tests has not",
+    },
     ("runbooks", "Back up and restore"): {
         "*": "tests/recovery/test_backup.py runs its blocks on real servers, tests/cli/test_items.py the rest",
     },
