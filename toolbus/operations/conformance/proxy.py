@@ -147,6 +147,8 @@ class Proxy:
     def _accept(self, listening: socket.socket) -> None:
         with contextlib.suppress(OSError):
             accepted, _ = listening.accept()
+            # asyncio sets it for sockets of its own servers: an answer that waits for the program's next word would be late.
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             task = asyncio.create_task(self._pass(accepted))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
