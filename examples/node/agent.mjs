@@ -13,16 +13,15 @@ const isAfter = (a, b) => !b || a.epoch > b.epoch || (a.epoch === b.epoch && a.a
 
 function end(id, error, whole) {
   const call = calls.get(id)
+  if (!call) return
   calls.delete(id)
   clearTimeout(call.timer)
   say(call, { end: { text: whole ?? call.text, error } })
 }
 
-async function cancel(id, error) {
-  const call = calls.get(id)
-  if (!call) return
-  end(id, error)
-  if (call.entry) await writing.script('publish/cancel', [`${P}q:${call.service}`, `${P}cancelled:${call.service}`], call.entry, id, 60_000, `${P}wake:${call.service}`, error.type)
+async function cancel(id, error, call = calls.get(id)) {
+  if (calls.has(id)) end(id, (call.error = error))
+  if (call?.entry) await writing.script('publish/cancel', [`${P}q:${call.service}`, `${P}cancelled:${call.service}`], call.entry, id, 60_000, `${P}wake:${call.service}`, error.type)
 }
 
 async function publish({ call: name, service, tool, arguments: given = {}, timeout = 60 }) {
@@ -34,6 +33,7 @@ async function publish({ call: name, service, tool, arguments: given = {}, timeo
   if (verdict === '-') end(id, { type: 'unavailable', message: `nobody serves ${service}` })
   else if (verdict[0] === '!') end(id, { type: 'overloaded', message: `${verdict.slice(1)} requests wait` })
   else call.entry = verdict
+  if (call.error) await cancel(id, call.error, call) // it was cancelled before the answer came
 }
 
 function take(frame) {
