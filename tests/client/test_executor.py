@@ -396,10 +396,10 @@ async def test_the_wait_of_a_models_call_is_part_of_its_timeout(place: Place, wa
 
     async with place.bus() as bus:
         began = time.monotonic()
-        turn = asyncio.create_task(bus.process_tool_calls([chat("c1", "tell_later", {})], wait=wait, timeout=2.0))
+        turn = asyncio.create_task(bus.process_tool_calls([chat("c1", "tell_later", {})], wait=wait, timeout=4.0))
         await eventually(lambda: time.monotonic() > began + 1.0)
         async with place.worker(tell_later):
             [answer] = await turn
     assert "deadline_exceeded" in answer["content"]
-    assert 1.9 < time.monotonic() - began < 3.2
-    assert 0 < left[0] <= 1.1
+    assert 3.9 < time.monotonic() - began < 5.2
+    assert 0 < left[0] <= 3.1

@@ -37,7 +37,10 @@ ELSEWHERE = {
         "began_late": "a slot that comes free in the call's last moment; tests/faults/test_effects.py",
         "worker.loop_blocked": "needs a tool that blocks its worker; tests/worker",
     },
-    ("runbooks", "Nobody serves a service"): {"ToolbusProcessGone": "an alert; tests/outages/test_outages.py"},
+    ("runbooks", "Nobody serves a service"): {
+        **dict.fromkeys(("ToolbusProcessGone", "ToolbusNotReady", "ToolbusUnwatched"), "an alert; tests/outages/test_outages.py"),
+        "worker.loop_blocked": "needs a tool that blocks its worker; tests/worker",
+    },
     ("runbooks", "Calls end as dead letters"): {'isolation="process"': "a tool's option; tests/isolation"},
     ("runbooks", "The server's memory is full"): {
         "redis-cli --bigkeys": "is a loop of redis-cli itself, which does not come with the server of the tests",
