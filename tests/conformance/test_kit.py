@@ -396,7 +396,6 @@ async def test_a_program_that_is_being_stopped_is_ended_as_well(tmp_path: Path) 
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("turns", range(6))
 def test_a_closed_proxy_leaves_no_connection_open(turns: int) -> None:
     """However far the connection of a program had come that was made just before."""
@@ -416,6 +415,7 @@ def test_a_closed_proxy_leaves_no_connection_open(turns: int) -> None:
     gc.collect()
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_report_that_cannot_be_written_is_told_before_the_checks(tmp_path: Path) -> None:
     """A folder that does not exist ends the kit before any check, in one line that names the file once."""
     path = tmp_path / "none" / "found.xml"
