@@ -53,7 +53,7 @@ class Finishing:
         assert delivery.queue is self.bench.stream
         return self.doubted
 
-    async def keeps(self, delivery: Any) -> bool:
+    async def holds_at_end(self, delivery: Any) -> bool:
         """Ask whose its session is."""
         return self.ours
 

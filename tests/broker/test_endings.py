@@ -96,10 +96,10 @@ async def test_closing_waits_for_doubtful_ends(finishing: Finishing) -> None:
     asked = [asyncio.Event(), asyncio.Event()]
     answers = iter(asked)
 
-    async def keeps(delivery: Any) -> bool:
+    async def holds_at_end(delivery: Any) -> bool:
         return await next(answers).wait()
 
-    finishing.keeps = keeps  # type: ignore[method-assign]
+    finishing.holds_at_end = holds_at_end  # type: ignore[method-assign]
     for entry in (b"1-0", b"2-0"):
         finishing.endings.finish(finishing.bench.hold(entry), b"end", frees=False)
     endings = [asyncio.ensure_future(work) for work in finishing.bench.coroutines]

@@ -193,7 +193,7 @@ async def test_a_worker_asks_about_an_ended_call_until_it_is_told(
         return BrokerUnavailable("gone")
 
     owning.bench.link.answers["own"] = own
-    assert await owning.ownership.keeps(ended) is answered
+    assert await owning.ownership.holds_at_end(ended) is answered
     assert (owning.asked, ended.is_held) == (3, answered)
     assert caplog.text.count("sessions.unsettled") == 1
 

@@ -64,7 +64,7 @@ class AgentSteps:
         self._agent = agent
         self._clock = clock
         self._sweeps = True
-        self._due = False
+        self._sweep_due = False
         # Connections.
         self.links = Links(connector, on_failed=listener.on_failed, replicated=settings.wait_replicas > 0)
         self.link = link = self.links.writing
@@ -138,9 +138,9 @@ class AgentSteps:
             BrokerError: the server could not be asked.
         """
         await asyncio.gather(tell_time(self.link, self._clock), self._check_server(), self.reader.compare())
-        self._due = self._due or once_a_lease
-        if self._due and self._clock.trusted and self._sweeps:
-            self._due = False
+        self._sweep_due = self._sweep_due or once_a_lease
+        if self._sweep_due and self._clock.trusted and self._sweeps:
+            self._sweep_due = False
             await self._sweep()
 
     async def _sweep(self) -> None:

@@ -376,7 +376,7 @@ class Upkeep(msgspec.Struct, eq=False):
     # Two reaps at once would count on the same free slots.
     _one: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     # Whether the registry is to be swept as soon as the clock is trusted.
-    _due: bool = False
+    _sweep_due: bool = False
     # The id of each stream behind which to look next for what its group has passed over.
     _behind: dict[RequestStream, bytes] = {}
 
@@ -406,10 +406,10 @@ class Upkeep(msgspec.Struct, eq=False):
                     await self._apart(self._rescue(stream))
             if once_a_lease:
                 await self._apart(self.register_lost())
-            self._due = self._due or once_a_lease
+            self._sweep_due = self._sweep_due or once_a_lease
             if self.clock.trusted:
-                if self._due:
-                    self._due = False
+                if self._sweep_due:
+                    self._sweep_due = False
                     await self._apart(self.registry.sweep(self.clock))
                 await self._apart(self.abandoned.stop_calls())
                 await self._apart(self.abandoned.end_sessions())

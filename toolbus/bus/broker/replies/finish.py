@@ -571,7 +571,7 @@ class Endings(msgspec.Struct, eq=False):
         self._settled.clear()
         try:
             # Once another worker has answered in the session, a result computed from its state here must not be sent.
-            if await self.ownership.keeps(delivery):
+            if await self.ownership.holds_at_end(delivery):
                 self._finish(delivery, frame, frees)
         finally:
             self._doubtful -= 1

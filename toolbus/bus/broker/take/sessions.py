@@ -144,7 +144,7 @@ class Ownership(msgspec.Struct, eq=False):
         """Return whether the session of a delivery is still this worker's; the server is asked only if that is in doubt."""
         return not self.doubts(delivery) or bool(await self.settle([delivery]))
 
-    async def keeps(self, delivery: Delivery) -> bool:
+    async def holds_at_end(self, delivery: Delivery) -> bool:
         """Return whether the session of a run that has ended is still this worker's; ask until the server says so.
 
         What is dropped would run once more, so only a worker that leaves and a call that nobody waits for any more are given up.
