@@ -394,7 +394,8 @@ def _json(status: int, about: Any) -> tuple[int, str, bytes]:
 CHILD_HOST = "127.0.0.1"
 """The address at which children answer their supervisor."""
 
-_CHILD_PATIENCE = 2.0
+# Seconds for a child's answer: well below the shortest time that people give a scrape, which fails as a whole for one child that stands still.
+_CHILD_PATIENCE = 1.0
 _MOST_BYTES = 16_777_216
 _reports = msgspec.json.Decoder(Report)
 
