@@ -241,6 +241,7 @@ AGENT_FAULTS = {
     "ignores-malformed": ("ends-at-malformed-frames", "waits when an end can't be read"),
     "no-remake": ("makes-its-stream-again", "never makes its reply stream again"),
     "no-registry": ("reads-the-registry", "never reads the registry"),
+    "forgets-early-cancels": ("cancels", "tells nobody of calls that are cancelled before their publication is answered"),
     "no-log": ("follows-the-log", "never reads the log"),
     "ignores-gaps": ("sees-gaps-in-the-log", "does not see that entries of the log are missing"),
     "ignores-token": ("looks-at-the-token", "never looks at the registry's token"),

@@ -80,7 +80,7 @@ class Call:
         self.id = uuid.uuid4().hex[:8] if has("short-id") else uuid.uuid4().hex
         # The call that runs for it, which is another one when it has joined that.
         self.runs = self.id
-        self.entry = ""
+        self.entry = self.cancelled_as = ""
         self.timer: asyncio.TimerHandle | None = None
         self.run: tuple[int, int, str] | None = None
         self.banned: set[str] = set()
@@ -234,7 +234,7 @@ class PlantedAgent:
         document = json.dumps(request, ensure_ascii=False)
         within = 60_000 if has("wrong-deadline") else int(timeout * 1000)
         verdict = await self.surely("publish/publish", keys, number, 600_000, await self.server_of(call), 2, bound, within, document)
-        self.is_published(call, verdict.decode())
+        await self.is_published(call, verdict.decode())
 
     async def share(self, call: Call, timeout: float) -> None:
         request = self.request(call, timeout)
@@ -253,11 +253,11 @@ class PlantedAgent:
                 # Who joins is told what came before.
                 for _, fields in await self.writing.xrange(stream, "-", self.streams[stream]):
                     self.read(fields, only=call.id)
-            call.entry = rest[0].decode()
+            await self.is_queued(call, rest[0].decode())
         else:
-            self.is_published(call, {b"full": f"!{rest[0] if rest else 0}", b"absent": "-"}.get(word, "?"))
+            await self.is_published(call, {b"full": f"!{rest[0] if rest else 0}", b"absent": "-"}.get(word, "?"))
 
-    def is_published(self, call: Call, verdict: str) -> None:
+    async def is_published(self, call: Call, verdict: str) -> None:
         if verdict == "-":
             if not has("waits-for-absent"):
                 self.end(call, {"type": "unavailable", "message": "nobody serves it"})
@@ -267,7 +267,12 @@ class PlantedAgent:
         elif verdict == "?":
             self.end(call, {"type": "invalid_arguments", "message": "the key is of another call"})
         else:
-            call.entry = verdict
+            await self.is_queued(call, verdict)
+
+    async def is_queued(self, call: Call, entry: str) -> None:
+        call.entry = entry
+        if call.cancelled_as and not has("forgets-early-cancels"):
+            await self.cancel(call, call.cancelled_as)
 
     # -- cancelling -------------------------------------------------------------------------------
 
@@ -287,6 +292,7 @@ class PlantedAgent:
         await self.cancel(call, "deadline_exceeded")
 
     async def cancel(self, call: Call, why: str) -> Any:
+        call.cancelled_as = why
         if not call.entry or has("cancels-silently"):
             return b""
         queue = call.tool.queue

@@ -298,7 +298,7 @@ async def ends_once(scene: AgentScene) -> None:
 
 @AGENT.check("A23", 1)
 async def cancels(scene: AgentScene) -> None:
-    """A cancelled call ends at once as cancelled, and is taken out of the queue or among the cancelled calls."""
+    """A cancelled call ends at once as cancelled, and is taken out of the queue or among the cancelled calls, once it is published."""
     waiting = await scene.called("waits")
     await scene.cancel("waits")
     await scene.ended_as("waits", None, "cancelled", within=3.0)
@@ -316,6 +316,11 @@ async def cancels(scene: AgentScene) -> None:
         return await scene.probe.run("ZSCORE", scene.keys.cancelled(SERVICE), running.id) is not None
 
     await until(is_marked, 3.0, "a cancelled call that a worker has is not in `cancelled:`")
+    scene.proxy.plan(lambda words: any(b"not answered yet" in word for word in words), "late", after=0.5)
+    waiting = await scene.called("early", "not answered yet")
+    await scene.cancel("early")
+    await scene.ended_as("early", None, "cancelled", within=3.0)
+    await until(is_out, 3.0, "a request that was cancelled before its publication was answered is still in the queue")
 
 
 @AGENT.check("A24", 1)
