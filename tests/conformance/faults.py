@@ -166,6 +166,7 @@ WORKER_FAULTS = {
     "huge-scripts": ("bounds-its-scripts", "writes all frames of a call at once"),
     "no-role": ("leaves-replicas", "never asks for the role of the server"),
     "blocks-beats": ("beats-beside-handlers", "beats in the thread in which handlers run"),
+    "keeps-connections": ("leaves-replicas", "keeps its connections to a server that has become a replica"),
     "runs-abandoned": ("drops-old-requests", "runs requests whose caller left long ago"),
     "retries-uncounted": ("counts-retries", "tries again without counting it"),
     "retry-count-ignored": ("counts-retries", "tries again although `count.lua` does not allow it"),

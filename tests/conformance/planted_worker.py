@@ -562,7 +562,8 @@ class PlantedWorker(Sessions):
             self.turn = not self.turn
             del streams[QUEUE if self.turn else beside.QUEUE]
         count = room if has("slots-for-each-stream") else room // 2
-        found = await self.reading.xreadgroup("g", self.me, streams, count=count, block=2_000)
+        async with self.read_lock:
+            found = await self.reading.xreadgroup("g", self.me, streams, count=count, block=2_000)
         pairs = found.items() if isinstance(found, dict) else found
         return {name.decode(): entries[0] if isinstance(found, dict) else entries for name, entries in pairs}
 
@@ -627,9 +628,17 @@ class PlantedWorker(Sessions):
         if not is_late and not has("no-pause") and not has("pause-by-message-only"):
             await self.pause(bool(paused))
         is_replica = (await self.writing.execute_command("ROLE"))[0] != b"master" and not has("no-role")
-        if is_replica and not self.has_left:
-            await self.end_read()
-        self.has_left = is_replica
+        had_left, self.has_left = self.has_left, is_replica
+        if is_replica and not had_left:
+            await self.leave_server()
+
+    async def leave_server(self) -> None:
+        """Close all connections, once the read that waits has ended; each is made again when it is needed."""
+        await self.end_read()
+        async with self.read_lock:
+            for each in (self.writing, self.reading, self.subscribing) if not has("keeps-connections") else ():
+                await each.connection_pool.disconnect()
+            self.reading_id = await self.reading.client_id()
 
     async def pause(self, paused: bool) -> None:
         news, self.paused = paused != self.paused, paused
@@ -688,7 +697,7 @@ class PlantedWorker(Sessions):
     async def hear(self) -> None:
         if has("catches-up-early"):
             await self.read_cancelled()
-        subscription = connected().pubsub()
+        subscription = self.subscribing.pubsub()
         await subscription.subscribe(WAKE)
         async for message in subscription.listen():
             if message["type"] == "subscribe":
@@ -826,7 +835,8 @@ class PlantedWorker(Sessions):
         await self.script("registry/unregister", REGISTRY, PREFIX, token, KEYS_TTL, COOLDOWN, f"{SERVICE}/{self.me}")
 
     async def main(self) -> None:
-        self.writing, self.reading = connected(), connected(single_connection_client=True)
+        self.writing, self.reading, self.subscribing = connected(), connected(single_connection_client=True), connected()
+        self.read_lock = asyncio.Lock()
         self.reading_id = await self.reading.client_id()
         if has("evalsha-only"):
             await asyncio.gather(*map(self.writing.script_load, self.sources.values()))

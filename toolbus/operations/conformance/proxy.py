@@ -139,6 +139,10 @@ class Proxy:
         self._planned.clear()
         self.done = 0
 
+    def connections(self) -> set[asyncio.StreamWriter]:
+        """Return what leads to the program over the connections that it has now."""
+        return {writer for writer in self._writers if not writer.is_closing()}
+
     def cut(self) -> None:
         """Cut all connections."""
         for writer in list(self._writers):

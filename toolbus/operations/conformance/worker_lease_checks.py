@@ -598,7 +598,7 @@ async def beats_beside_handlers(scene: WorkerScene) -> None:
 
 @LEASES.check("W68", 2)
 async def leaves_replicas(scene: WorkerScene) -> None:
-    """It asks for the ROLE with its beats, and leaves a server that is a replica."""
+    """It asks for the ROLE with its beats, and leaves a server that is a replica: it closes its connections, and takes nothing."""
     proxy = Proxy(scene.port)
     await proxy.start()
     try:
@@ -607,7 +607,10 @@ async def leaves_replicas(scene: WorkerScene) -> None:
         proxy.played[b"ROLE"] = b"*5\r\n$5\r\nslave\r\n$9\r\n127.0.0.1\r\n:1\r\n$9\r\nconnected\r\n:0\r\n"
         await asyncio.sleep(LEASE / 3 + SLACK)
         sent = await scene.publish("echo", {"text": "of a master"})
+        before = proxy.connections()
         for _ in range(10):
+        if kept := before & proxy.connections():
+            raise Broken(f"{len(kept)} of its {len(before)} connections to a server that has become a replica stay open")
             await asyncio.sleep(0.1)
             holder, _, _ = await scene.holder(sent)
             if await scene.frames(sent) or (holder and not holder.startswith("~back")):
