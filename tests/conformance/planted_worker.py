@@ -203,8 +203,9 @@ class PlantedWorker(Sessions):
             await self.finish(call, error, last)
         self.forget(call)
         if error is not None:
-            leak = {"deadline_exceeded": "leaks-slots" if call.begun else "leaks-expired", "not_found": "leaks-refused"}
-            self.leaked += has({**leak, "cancelled": "leaks-cancelled"}.get(error["type"], ""))
+            late = "leaks-slots" if call.begun else "leaks-expired"
+            leaks = {"not_found": "leaks-refused", "forbidden": "leaks-forbidden", "invalid_arguments": "leaks-failed"}
+            self.leaked += has({**leaks, "deadline_exceeded": late, "cancelled": "leaks-cancelled"}.get(error["type"], ""))
         if error == CANCELLED_ERROR and has("goes-on-after-cancel"):
             await asyncio.sleep(0.1)
             await self.writing.xadd(call.replies, {"f": json.dumps([call.frame(response="more")])}, nomkstream=True)
@@ -288,6 +289,7 @@ class PlantedWorker(Sessions):
             raise failed("not_found", "no such tool")
         given = (self.me, SERVICE, call.fence[0], WAKE, call.entry, call.attempt, wanted)
         if not has("no-hand-over") and await self.script("recover/hand_over", [QUEUE, FENCE, LIVE, TABLE], *given):
+            self.leaked += has("leaks-passed-on")
             raise Stop(None)
         raise failed("unavailable", "another revision", code="other_revision", retryable=True)
 
@@ -357,8 +359,11 @@ class PlantedWorker(Sessions):
         if has("sends-on"):
             self.sending.add(asyncio.create_task(script))
         elif await self.answer_to(script) and not has("ignores-gone"):
-            for other in list(self.calls.values()) if has("gone-stops-all") else ():
-                other.stop(CANCELLED_ERROR)
+            for other in list(self.calls.values()):
+                is_left = other.replies == call.replies and (other is call or not has("stops-one-call"))
+                self.leaked += is_left and has("leaks-left")
+                if other is not call and (is_left or has("gone-stops-all")):
+                    other.stop(CANCELLED_ERROR)
             raise Stop(CANCELLED_ERROR)
         await self.look_at(call.replies, len(json.dumps(frames)))
 
@@ -455,6 +460,7 @@ class PlantedWorker(Sessions):
         await self.writing.xdel(QUEUE, entry)
 
     async def bury(self, call: Call, reason: str, error: dict[str, Any]) -> None:
+        self.leaked += has("leaks-unreadable" if reason == "malformed" else "leaks-buried")
         told = call.replies and not (has("buries-silently") and reason == "max_deliveries")
         attempt = call.attempt
         if has("buries-as-first"):
@@ -653,6 +659,7 @@ class PlantedWorker(Sessions):
             for each in list(self.calls.values()) if has("renew-drops-all") else [call]:
                 self.forget(each)
                 each.stop(None)
+                self.leaked += has("leaks-lost")
 
     async def look_after(self) -> None:
         """Do what is to be done once a lease."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 from toolbus.bus.broker.server import scripts
@@ -22,6 +22,7 @@ from toolbus.operations.conformance.worker_calls import (
     check_run,
     ended_as,
     error_of,
+    is_running,
     just_reaped,
     moved_after_a_renewal,
     need,
@@ -32,6 +33,7 @@ from toolbus.operations.conformance.worker_calls import (
     taken_over,
     takes_at_a_message,
     text_of,
+    tools_of,
     unseen,
     wait_for_text,
     wait_until_gone,
@@ -605,12 +607,12 @@ async def leaves_replicas(scene: WorkerScene) -> None:
         await scene.start_behind(proxy)
         # A replica that takes writes, so that the role alone tells.
         proxy.played[b"ROLE"] = b"*5\r\n$5\r\nslave\r\n$9\r\n127.0.0.1\r\n:1\r\n$9\r\nconnected\r\n:0\r\n"
-        await asyncio.sleep(LEASE / 3 + SLACK)
-        sent = await scene.publish("echo", {"text": "of a master"})
         before = proxy.connections()
-        for _ in range(10):
+        await asyncio.sleep(LEASE / 3 + SLACK)
         if kept := before & proxy.connections():
             raise Broken(f"{len(kept)} of its {len(before)} connections to a server that has become a replica stay open")
+        sent = await scene.publish("echo", {"text": "of a master"})
+        for _ in range(10):
             await asyncio.sleep(0.1)
             holder, _, _ = await scene.holder(sent)
             if await scene.frames(sent) or (holder and not holder.startswith("~back")):
@@ -748,6 +750,105 @@ async def ends_refused_calls(scene: WorkerScene) -> None:
     finally:
         await proxy.close()
         await scene.kill_worker()
+
+
+# As many calls are more than most workers run at once.
+_MANY = 100
+
+
+@LEASES.check("W80", 2)
+async def frees_every_slot(scene: WorkerScene) -> None:
+    """A call that it refuses, sets aside, buries, passes on, loses, or whose caller goes, leaves its slot free."""
+    for about, end in _ENDS.items():
+        try:
+            await end(scene)
+            await scene.ended(await scene.publish("echo", {"text": "x"}), 5.0)
+        except Broken as error:
+            raise Broken(f"calls that {about} must leave their slots free: {error}") from None
+
+
+async def _fail(scene: WorkerScene) -> None:
+    for each in await asyncio.gather(*(scene.publish("echo", {}) for _ in range(3 * _MANY))):
+        await scene.ended(each, 5.0)
+
+
+async def _are_forbidden(scene: WorkerScene) -> None:
+    if f"{SERVICE}-private" in await tools_of(scene):
+        for each in await asyncio.gather(*(scene.publish("private", {"text": "x"}, user="nobody") for _ in range(3 * _MANY))):
+            await scene.ended(each, 5.0)
+
+
+async def _are_set_aside(scene: WorkerScene) -> None:
+    due = str(await scene.now() + 30_000)
+    for entry in await asyncio.gather(*(scene.add(b"{", due) for _ in range(3 * _MANY))):
+        await wait_until_gone(scene, Sent("", entry))
+
+
+async def _are_buried(scene: WorkerScene) -> None:
+    dead = await scene.play_worker(lives=False)
+    for each in [await unseen(scene, "echo", {"text": "poison"}, dead, scene.settings.max_deliveries) for _ in range(_MANY)]:
+
+        async def is_gone(sent: Sent = each) -> bool:
+            await scene.tell(f"dead {SERVICE}")
+            return await scene.is_finished(sent)
+
+        await until(is_gone, TAKES_OVER, "one was not taken over")
+
+
+async def _are_passed_on(scene: WorkerScene) -> None:
+    other = await scene.play_worker(lives=True, digest="kit-revision")
+    for each in await asyncio.gather(*(scene.publish("of-another-revision", {}, digest="kit-revision") for _ in range(3 * _MANY))):
+
+        async def is_passed_on(sent: Sent = each) -> bool:
+            return (await scene.holder(sent))[0] == f"~to:{other}"
+
+        await until(is_passed_on, 5.0, "one was not passed on")
+        await scene.remove(each)
+
+
+async def _are_lost(scene: WorkerScene) -> None:
+    other = await scene.play_worker(lives=True)
+    async for running in _filled(scene):
+        for each in running:
+            await scene.move(each, other)
+        await asyncio.sleep(LEASE / 3 + SLACK)
+        for each in running:
+            await scene.remove(each)
+
+
+async def _are_left(scene: WorkerScene) -> None:
+    async for running in _filled(scene):
+        await scene.probe.run("DEL", scene.keys.replies(scene.agent))
+        for each in running:
+            await wait_until_gone(scene, each)
+        await scene.listen()
+
+
+_ENDS = {
+    "fail": _fail,
+    "are refused as forbidden": _are_forbidden,
+    "are set aside, since they can't be read,": _are_set_aside,
+    "are buried": _are_buried,
+    "are passed on to another revision": _are_passed_on,
+    "are lost": _are_lost,
+    "run while their caller goes": _are_left,
+}
+
+
+async def _filled(scene: WorkerScene) -> AsyncIterator[list[Sent]]:
+    """Yield the calls that the worker runs, a hundred at most, until that were more than twice what it runs at once."""
+    total = most = 0
+    while total <= 2 * most:
+        sent = await asyncio.gather(*(scene.publish("count", {"to": 1_000, "delay": 0.2}) for _ in range(_MANY)))
+        await wait_for_text(scene, sent[0])
+        running = [each for each in sent if await is_running(scene, each)]
+        for each in sent:
+            if each not in running:
+                await scene.remove(each)
+        for each in running:
+            await wait_for_text(scene, each)
+        yield running
+        most, total = max(most, len(running)), total + len(running)
 
 
 @LEASES.check("W77", 2)
