@@ -183,7 +183,7 @@ WORKER_FAULTS = {
     "leaks-buried": ("frees-every-slot", "loses a slot with each dead letter"),
     "leaks-passed-on": ("frees-every-slot", "loses a slot with each call that it hands over"),
     "leaks-lost": ("frees-every-slot", "loses a slot with each call that a renewal calls lost"),
-    "leaks-left": ("frees-every-slot", "loses a slot with each call whose caller has gone"),
+    "leaks-abandoned": ("frees-every-slot", "loses a slot with each call whose caller has gone"),
     "ends-when-cut": ("reconnects", "ends with its connections"),
     "forgets-when-cut": ("reconnects", "does not hear of what was cancelled while it had no connection"),
     "never-gives-up": ("gives-up", "looks alive for ever while its reads are refused"),

@@ -360,9 +360,9 @@ class PlantedWorker(Sessions):
             self.sending.add(asyncio.create_task(script))
         elif await self.answer_to(script) and not has("ignores-gone"):
             for other in list(self.calls.values()):
-                is_left = other.replies == call.replies and (other is call or not has("stops-one-call"))
-                self.leaked += is_left and has("leaks-left")
-                if other is not call and (is_left or has("gone-stops-all")):
+                is_abandoned = other.replies == call.replies and (other is call or not has("stops-one-call"))
+                self.leaked += is_abandoned and has("leaks-abandoned")
+                if other is not call and (is_abandoned or has("gone-stops-all")):
                     other.stop(CANCELLED_ERROR)
             raise Stop(CANCELLED_ERROR)
         await self.look_at(call.replies, len(json.dumps(frames)))

@@ -816,7 +816,7 @@ async def _are_lost(scene: WorkerScene) -> None:
             await scene.remove(each)
 
 
-async def _are_left(scene: WorkerScene) -> None:
+async def _are_abandoned(scene: WorkerScene) -> None:
     async for running in _filled(scene):
         await scene.probe.run("DEL", scene.keys.replies(scene.agent))
         for each in running:
@@ -831,7 +831,7 @@ _ENDS = {
     "are buried": _are_buried,
     "are passed on to another revision": _are_passed_on,
     "are lost": _are_lost,
-    "run while their caller goes": _are_left,
+    "run while their caller goes": _are_abandoned,
 }
 
 

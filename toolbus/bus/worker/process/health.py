@@ -394,7 +394,7 @@ def _json(status: int, about: Any) -> tuple[int, str, bytes]:
 CHILD_HOST = "127.0.0.1"
 """The address at which children answer their supervisor."""
 
-# Seconds for a child's answer: well below the shortest time that people give a scrape, which fails as a whole for one child that stands still.
+# Seconds for a child's answer: less than people give a scrape, which otherwise fails as a whole for one child that stands still.
 _CHILD_PATIENCE = 1.0
 _MOST_BYTES = 16_777_216
 _reports = msgspec.json.Decoder(Report)
