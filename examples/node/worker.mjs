@@ -19,7 +19,7 @@ const publication = JSON.stringify({ service: { id: service }, tools: described,
 const queue = `${P}q:${service}`, fence = `${P}fence:${service}`, live = `${P}live`, cancelled = `${P}cancelled:${service}`
 const registry = ['reg:services', 'reg:names', 'reg:meta', 'reg:items', 'live', 'log', `reg:s:${service}`, `q:${service}`, `fence:${service}`, `cancelled:${service}`].map(key => P + key)
 const [taking, writing, hearing] = [new Connection(), new Connection(), new Connection()]
-const running = new Map() // call id → { entry, controller }
+const running = new Map() // call id → { entry, to, controller }
 const over = new Map() // calls that were cancelled before this process heard of them: id → the error that their caller has
 let start = 0, generation, counter, draining = false, freed = () => {}
 
@@ -52,12 +52,11 @@ const readable = document => { // or undefined; without an id and an agent nobod
 }
 
 async function answer(entry, request, deadline) {
-  const controller = new AbortController(), run = randomUUID(), held = { entry, controller }
-  const to = request.shared ? `${P}call:${request.id}` : `${P}rsp:${request.agent}`
-  const waited = Math.max(0, Date.now() - parseInt(entry))
+  const controller = new AbortController(), run = randomUUID(), began = Date.now()
   let seq = 0, error = null
-  const frame = rest => JSON.stringify([{ id: request.id, run, attempt: 1, epoch: parseInt(generation), seq, worker: me, queued_ms: seq++ ? 0 : waited, ...rest }])
-  running.set(request.id, held)
+  const to = request.shared ? `${P}call:${request.id}` : `${P}rsp:${request.agent}`
+  const frame = rest => JSON.stringify([{ id: request.id, run, attempt: 1, epoch: parseInt(generation), seq, worker: me, queued_ms: seq++ ? 0 : Math.max(0, began - parseInt(entry)), ...rest }])
+  running.set(request.id, { entry, to, controller })
   const timer = setTimeout(() => controller.abort('deadline_exceeded'), Math.min(deadline - Date.now(), 86_400_000))
   try {
     const tool = request.service === service && tools[request.tool]
@@ -68,7 +67,8 @@ async function answer(entry, request, deadline) {
     else if (request.events) await writing.script('finish/send', [live], to, frame({ kind: 'start' }))
     if (!error) for await (const part of tool.run(request.arguments ?? {}, controller.signal)) for (const piece of pieces(part)) {
       controller.signal.throwIfAborted()
-      if ((await writing.script('finish/send', [live], to, frame({ response: piece }))).length) controller.abort('cancelled') // the agent is gone
+      const gone = (await writing.script('finish/send', [live], to, frame({ response: piece }))).length > 0
+      if (gone) for (const call of running.values()) if (call.to === to) call.controller.abort('cancelled')
     }
   } catch (reason) {
     const why = controller.signal.reason
