@@ -271,6 +271,7 @@ async def buries_poison(scene: WorkerScene) -> None:
 @LEASES.check("W38", 2)
 async def runs_suspects_alone(scene: WorkerScene) -> None:
     """An entry is run alone for its last two attempts: a worker makes room for it, and takes no others beside it."""
+    await need_slots(scene, 2)
     await scene.probe.run("HDEL", scene.fence, "room")
     instance = await only_instance(scene)
     long = await scene.publish("count", {"to": 12, "delay": 0.1})
@@ -384,6 +385,7 @@ async def restores_its_registration(scene: WorkerScene) -> None:
 @LEASES.check("W42", 2)
 async def pauses(scene: WorkerScene) -> None:
     """It takes and reaps nothing of a paused service, as a message or beat tells, renews what runs, and hands back what a read brings."""
+    await need_slots(scene, 2)
     instance = await only_instance(scene)
     running = await scene.publish("count", {"to": 1_000, "delay": 0.1})
     await wait_for_text(scene, running)
@@ -704,6 +706,7 @@ async def shares_its_slots(scene: WorkerScene) -> None:
         raise NotChecked(f"it does not serve {BESIDE} as well")
     services, instance = (SERVICE, BESIDE), await only_instance(scene)
     one = {"to": 1, "delay": 0.0}
+    await need_slots(scene, 2)
     # One that reads the streams in turns, two seconds long each, is late for the second request in a row.
     for service in (SERVICE, SERVICE, BESIDE, BESIDE):
         single = await scene.publish("count", one, service=service)

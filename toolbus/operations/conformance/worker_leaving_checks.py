@@ -12,6 +12,7 @@ from toolbus.operations.conformance.worker_calls import (
     call_echo,
     check_run,
     error_of,
+    need_slots,
     only_instance,
     text_of,
     unseen,
@@ -29,6 +30,7 @@ _PATIENCE = 6.0
 @LEAVING.check("W46", 2)
 async def drains(scene: WorkerScene) -> None:
     """On SIGTERM it finishes what runs, within TOOLBUS_GRACE, and beats, renews, cancels and keeps deadlines until then, no more."""
+    await need_slots(scene, 3)
     worker = await scene.restart(TOOLBUS_GRACE=f"{_PATIENCE:g}")
     instance = await only_instance(scene)
     # With another worker of its revision its stream stays when it has left.
@@ -286,6 +288,7 @@ async def _outlives(scene: WorkerScene, proxy: Proxy) -> None:
 @LEAVING.check("W70", 2)
 async def gives_up(scene: WorkerScene) -> None:
     """When its reads are refused it tries again; after three leases, half a minute at least, it leaves and ends, if it runs nothing."""
+    await need_slots(scene, 2)
     proxy = Proxy(scene.port)
     await proxy.start()
     try:
