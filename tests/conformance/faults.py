@@ -50,6 +50,8 @@ WORKER_FAULTS = {
     "no-epoch-in-errors": ("makes-its-group-again", "does not say of which epoch an error is"),
     "evalsha-only": ("sends-scripts-again", "never sends a script again"),
     "stays": ("leaves", "stays in the registry when it ends"),
+    "leaves-one-service": ("leaves", "stays in the registry with its second service when it ends"),
+    "ends-when-busy": ("sends-in-order", "takes BUSY for an error that stays"),
     "exit-code": ("leaves", "ends with an exit code that says it failed"),
     "cooldown-in-seconds": ("leaves", "takes the cooldown for milliseconds"),
     "skips-seq": ("streams", "leaves a number out of seq"),

@@ -36,7 +36,8 @@ class Beside:
     async def leave(self) -> None:
         """Unregister, and retire; what still runs is lost."""
         keys = [*SHARED, TABLE, QUEUE, FENCE, CANCELLED]
-        await self.worker.script("registry/unregister", keys, PREFIX, uuid.uuid4().hex, KEYS_TTL, 60_000, f"{BESIDE}/{self.worker.me}")
+        if not has("leaves-one-service"):
+            await self.worker.script("registry/unregister", keys, PREFIX, uuid.uuid4().hex, KEYS_TTL, 60_000, f"{BESIDE}/{self.worker.me}")
         await self.worker.script("recover/retire", [QUEUE, FENCE, CANCELLED, TABLE, LIVE], self.worker.me, BESIDE)
 
     def begin(self, entry: bytes, fields: dict[bytes, bytes]) -> None:

@@ -105,12 +105,13 @@ class PlantedWorker(Sessions):
         digest_of = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
         try:
             return await self.writing.evalsha(digest_of, len(keys), *keys, *args)
-        except TryAgainError:
-            if has("forgets-refused"):
-                return []
-            await asyncio.sleep(0.02)
-            return await self.script(name, keys, *args)
         except redis.ResponseError as error:
+            is_busy = str(error).startswith(("BUSY ", "NOREPLICAS ")) and not has("ends-when-busy")
+            if isinstance(error, TryAgainError) or is_busy:
+                if has("forgets-refused"):
+                    return []
+                await asyncio.sleep(0.02)
+                return await self.script(name, keys, *args)
             if not str(error).startswith(("NOSCRIPT", "No matching script")) or has("evalsha-only"):
                 raise
         return await self.writing.eval(source, len(keys), *keys, *args)

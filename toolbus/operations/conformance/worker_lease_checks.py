@@ -534,6 +534,7 @@ async def ends_slow_callers(scene: WorkerScene) -> None:
 # What keeps a request from being read, and how its document has it; with the first ones its id and agent can be found by everybody.
 _UNREADABLE = {
     "has `arguments` that are text": ('"arguments": {}', '"arguments": "text"'),
+    "has null as `arguments`": ('"arguments": {}', '"arguments": null'),
     "has no `service`": (f'"service": "{SERVICE}", ', ""),
     "has null as `user`": ("{", '{"user": null, '),
     "has 1.5 as `priority`": ("{", '{"priority": 1.5, '),
@@ -541,9 +542,10 @@ _UNREADABLE = {
     "has half of a surrogate pair": ('"arguments": {}', '"arguments": {"text": "\\ud800"}'),
     "has a number beyond a double": ('"arguments": {}', '"arguments": {"text": "x", "more": 1e999}'),
     "has more than 262,144 bytes": ('"arguments": {}', f'"arguments": {{"text": "{"x" * 270_000}"}}'),
+    "is no UTF-8": ('"arguments": {}', '"arguments": {"text": "\udcff"}'),
     "is no JSON": ("{", ""),
 }
-_CAN_BE_ANSWERED = 5
+_CAN_BE_ANSWERED = 6
 
 
 @LEASES.check("W45", 2)
@@ -552,7 +554,7 @@ async def sets_aside_unreadable_requests(scene: WorkerScene) -> None:
     sent = {}
     for what, (good, bad) in _UNREADABLE.items():
         call, document, due = scene.unsent("echo", {})
-        wrong = document.decode().replace(good, bad, 1).encode()
+        wrong = document.decode().replace(good, bad, 1).encode("utf-8", "surrogateescape")
         sent[what] = Sent(call, await scene.add(wrong, due), wrong)
     for what, due in (("has no deadline that is a number", "soon"), ("has a deadline beyond 2^53", "9" * 17)):
         sent[what] = await scene.publish("echo", {"text": "x"}, due=due)
@@ -704,9 +706,9 @@ async def shares_its_slots(scene: WorkerScene) -> None:
     """With several services it waits for all of their streams, and takes no more than it has slots."""
     if not await scene.exists(scene.keys.queue(BESIDE)):
         raise NotChecked(f"it does not serve {BESIDE} as well")
+    await need_slots(scene, 2)
     services, instance = (SERVICE, BESIDE), await only_instance(scene)
     one = {"to": 1, "delay": 0.0}
-    await need_slots(scene, 2)
     # One that reads the streams in turns, two seconds long each, is late for the second request in a row.
     for service in (SERVICE, SERVICE, BESIDE, BESIDE):
         single = await scene.publish("count", one, service=service)

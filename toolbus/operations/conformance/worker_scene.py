@@ -32,6 +32,11 @@ class Sent(msgspec.Struct):
     entry: str
     document: bytes = b""
 
+    def __str__(self) -> str:
+        """Return what a reader of a problem knows the call by: its id, its tool, and its arguments."""
+        tool, _, arguments = self.document.partition(b'"tool": ')[2].partition(b', "arguments": ')
+        return f"the call {self.id} of {tool.decode('utf-8', 'replace')} {arguments[:100].decode('utf-8', 'replace')}"
+
 
 class WorkerScene(Scene):
     """Starts workers, publishes requests as they stand, and reads the frames as they come."""
@@ -329,7 +334,7 @@ class WorkerScene(Scene):
         Raises:
             Broken: it did not come.
         """
-        await until(lambda: self.has_ended(sent), within, "no frame with end_of_stream came")
+        await until(lambda: self.has_ended(sent), within, f"no frame with end_of_stream came for {sent}")
         return self._frames[sent.id]
 
     async def shared_frames(self, sent: Sent) -> list[dict[str, Any]]:
