@@ -93,6 +93,7 @@ WORKER_FAULTS = {
     "no-reap": ("takes-over", "takes nothing over"),
     "reruns-cancelled": ("takes-over", "runs cancelled calls that it takes over"),
     "deadline-anew": ("takes-over", "gives a call that it takes over its whole time once more"),
+    "forgets-to-reap": ("takes-over-first", "takes requests as soon as it has a slot again, although it had none when it was to reap"),
     "same-attempt": ("takes-over", "calls every attempt the first"),
     "ignores-dead": ("takes-over", "does not hear that a worker has died"),
     "no-count": ("counts-attempts", "runs further attempts without counting them"),

@@ -96,7 +96,7 @@ class PlantedWorker(Sessions):
         self.lines: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
         self.draining = self.paused = self.makes_room = self.has_left = self.turn = False
         self.rescued_to = self.named = self.token = ""
-        self.is_stuck = False
+        self.is_stuck = self.is_reap_due = False
         self.beside = beside.Beside(self)
         self.sources = {str(path.relative_to(SCRIPTS))[:-4]: path.read_text() for path in SCRIPTS.rglob("*.lua")}
 
@@ -540,6 +540,10 @@ class PlantedWorker(Sessions):
                 if not self.calls:
                     await self.reap("")
                     continue
+            if self.is_reap_due:
+                self.is_reap_due = False
+                await self.reap("")
+                continue
             before, generation = self.newest, self.fence[0]
             try:
                 found = await self.read(room)
@@ -674,7 +678,11 @@ class PlantedWorker(Sessions):
     async def reap(self, only_back: str) -> None:
         if self.has_suspect() or (self.paused and not has("reaps-while-paused")):
             return
-        room = SLOTS - len(self.calls)
+        # As many as it takes: reading needs one more.
+        room = SLOTS - 1 - len(self.calls)
+        if room < 1 and not has("forgets-to-reap"):
+            self.is_reap_due = True
+            return
         alone_from = 999 if has("suspects-together") else ALONE_FROM
         flexible = "0" if self.makes_room else "1"
         args = (self.me, SERVICE, room, LEASE_MS, only_back, "1" if self.calls else "", alone_from, flexible, f"{PREFIX}pause:{SERVICE}:")

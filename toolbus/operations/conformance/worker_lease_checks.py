@@ -844,16 +844,48 @@ async def _filled(scene: WorkerScene) -> AsyncIterator[list[Sent]]:
     """Yield the calls that the worker runs, a hundred at most, until that were more than twice what it runs at once."""
     total = most = 0
     while total <= 2 * most:
-        sent = await asyncio.gather(*(scene.publish("count", {"to": 1_000, "delay": 0.2}) for _ in range(_MANY)))
-        await wait_for_text(scene, sent[0])
-        running = [each for each in sent if await is_running(scene, each)]
-        for each in sent:
-            if each not in running:
-                await scene.remove(each)
-        for each in running:
-            await wait_for_text(scene, each)
+        running = await _fill(scene)
         yield running
         most, total = max(most, len(running)), total + len(running)
+
+
+async def _fill(scene: WorkerScene) -> list[Sent]:
+    """Have the worker run calls that last, a hundred at most, and return them."""
+    sent = await asyncio.gather(*(scene.publish("count", {"to": 1_000, "delay": 0.2}) for _ in range(_MANY)))
+    await wait_for_text(scene, sent[0])
+    running = [each for each in sent if await is_running(scene, each)]
+    for each in sent:
+        if each not in running:
+            await scene.remove(each)
+    for each in running:
+        await wait_for_text(scene, each)
+    return running
+
+
+@LEASES.check("W81", 2)
+async def takes_over_first(scene: WorkerScene) -> None:
+    """When it had no free slot to take over what dead workers held, it does so with the next one, before it takes anything else."""
+    other = await scene.play_worker(lives=True)
+    sent = await unseen(scene, "echo", {"text": "of a dead worker"}, other, 1)
+    running = await _fill(scene)
+    waiting = [await scene.publish("count", {"to": 1_000, "delay": 0.2}) for _ in range(40)]
+    # So that those which there is a slot for have begun.
+    await asyncio.sleep(0.5)
+    await scene.see_the_end(other)
+    await asyncio.sleep(LEASE / 3 + SLACK)
+    if await scene.frames(sent):
+        problem = f"it runs more than {_MANY} calls at the same time"
+        raise NotChecked(problem)
+    for each in running[:2]:
+        await scene.tell(f"cancel {each.id}")
+    try:
+        problem = "what a dead worker held waits behind requests that were taken when a slot had become free"
+        await until(partial(scene.has_ended, sent), 2 * SLACK, problem)
+    finally:
+        for each in (*running, *waiting):
+            await scene.tell(f"cancel {each.id}")
+        for each in (*running, *waiting):
+            await wait_until_gone(scene, each)
 
 
 @LEASES.check("W77", 2)
