@@ -207,7 +207,8 @@ def worker_command(checks: Checks) -> None:
     It serves the service `conformance` with conformance-echo and conformance-count, at level 3 also conformance-once. What the others
     are for is not checked without them, nor are sessions if the service has no sticky-sessions.
 
-    A second service, `conformance-beside`, with conformance-beside-count (to, delay), lets it be checked how they share slots.
+    A second service, `conformance-beside`, with conformance-beside-count (to, delay), lets it be checked how they share slots. All have
+    the effect `read`, but for conformance-once. Without `delay` those that count wait 0.1 s, and conformance-ask not at all.
 
     \b
       conformance-echo (text)             returns its text
