@@ -293,24 +293,31 @@ async def gives_up(scene: WorkerScene) -> None:
     await proxy.start()
     try:
         worker = await scene.start_behind(proxy)
-        sent = None
-        for seconds in (3.0, 0.75 * GIVES_UP):
-            proxy.played[b"XREADGROUP"] = b"-ERR the kit refuses to read\r\n"
-            await asyncio.sleep(seconds)
-            if worker.returncode is not None:
-                raise Broken(f"it has ended after {seconds:g} s in which its reads were refused")
-            if seconds < GIVES_UP / 2:
-                proxy.played.clear()
-                await call_echo(scene, "after errors")
-                # It runs when the worker may end, and its caller waits.
-                sent = await scene.publish("count", {"to": int(2.5 * GIVES_UP), "delay": 0.5}, timeout=3 * GIVES_UP)
-                await wait_for_text(scene, sent)
+        await _refuse_reads(proxy, worker, 3.0)
+        proxy.played.clear()
+        await call_echo(scene, "after errors")
+        # It runs when the worker may end, and its caller waits.
+        sent = await scene.publish("count", {"to": int(2.5 * GIVES_UP), "delay": 0.5}, timeout=3 * GIVES_UP)
+        await wait_for_text(scene, sent)
+        await _refuse_reads(proxy, worker, 0.75 * GIVES_UP)
         if await scene.program.ended(worker, 0.9 * GIVES_UP) is None:
             raise Broken(f"it goes on, and looks alive, although its reads were refused for {1.65 * GIVES_UP:g} s")
-        if sent is not None and not any(frame.get("end_of_stream") for frame in await scene.frames(sent)):
+        if not any(frame.get("end_of_stream") for frame in await scene.frames(sent)):
             raise Broken("it ended although it ran a call whose caller waited")
         if await scene.instances():
             raise Broken("it is still registered after it has ended")
     finally:
         await proxy.close()
         await scene.kill_worker()
+
+
+async def _refuse_reads(proxy: Proxy, worker: asyncio.subprocess.Process, seconds: float) -> None:
+    """Refuse all reads from now on, and look some seconds later whether the worker runs still.
+
+    Raises:
+        Broken: it has ended.
+    """
+    proxy.played[b"XREADGROUP"] = b"-ERR the kit refuses to read\r\n"
+    await asyncio.sleep(seconds)
+    if worker.returncode is not None:
+        raise Broken(f"it has ended after {seconds:g} s in which its reads were refused")
