@@ -12,8 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import redis
 
+from tests.servers import eventually
 from toolbus import Settings, ToolBus
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.scripts import write_scripts
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
@@ -77,10 +80,20 @@ async def test_calls_survive_kills_of_both_kinds(tmp_path: Path) -> None:
                     counted = await bus.call("conformance-count", {"to": 20, "delay": 0.05}, timeout=90.0)
                     assert (counted.error, counted.output) == (None, "".join(f"{each} " for each in range(1, 21)))
 
+                def alive() -> set[bytes]:
+                    with redis.Redis.from_url(server.url) as client:
+                        members: list[bytes] = client.zrange(Keys("default").live, 0, -1)
+                    return {each for each in members if each.startswith(b"conformance/")}
+
+                await eventually(lambda: len(alive()) == len(pool), timeout=60.0)
+
                 async def kill() -> None:
                     for _ in range(KILLS):
-                        await asyncio.sleep(1.0)
+                        known = alive()
                         await pool.kill(chance.randrange(len(pool)))
+                        # With the next one killed before, there could be a moment without any worker, in which calls are refused.
+                        await eventually(lambda known=known: alive() - known, timeout=60.0)
+                        await asyncio.sleep(1.0)
 
                 async with asyncio.TaskGroup() as group:
                     group.create_task(kill())

@@ -714,11 +714,20 @@ async def shares_its_slots(scene: WorkerScene) -> None:
         single = await scene.publish("count", one, service=service)
         problem = f"a request of {service} was not answered although the worker does nothing else: it waits for another stream"
         await until(partial(scene.has_ended, single), 1.6, problem)
-    # So many that slots for one stream are fewer than the calls of both, and at once: who takes them one by one takes no more than it has.
+    # So many that slots for one stream are fewer than the calls of both.
     whose = services * 150
-    count = partial(scene.publish, "count", {"to": 3, "delay": 1.0}, timeout=5.0, events=True)
-    calls = await asyncio.gather(*(count(service=service) for service in whose))
-    sent = {(service, call.entry): call for service, call in zip(whose, calls, strict=True)}
+    calls = [scene.unsent("count", {"to": 3, "delay": 1.0}, timeout=5.0, events=True, service=service) for service in whose]
+    # In one script: who takes them one by one, as they come, takes no more than it has.
+    entries = await scene.probe.run(
+        "EVAL",
+        "local ids = {} for i = 1, #ARGV, 2 do local key = KEYS[(i - 1) / 2 % 2 + 1] "
+        "ids[#ids + 1] = redis.call('XADD', key, '*', 'r', ARGV[i], 'd', ARGV[i + 1]) end return ids",
+        2, *(scene.keys.queue(service) for service in services), *(part for _, *parts in calls for part in parts),
+    )  # fmt: skip
+    sent = {
+        (service, entry.decode()): Sent(call, entry.decode(), document)
+        for service, entry, (call, document, _) in zip(whose, entries, calls, strict=True)
+    }
 
     async def held() -> set[tuple[str, str]]:
         found = [await scene.probe.run("XPENDING", scene.keys.queue(service), "g", "-", "+", 1_000, instance) for service in services]
@@ -790,12 +799,15 @@ async def _are_set_aside(scene: WorkerScene) -> None:
 
 
 async def _are_buried(scene: WorkerScene) -> None:
-    dead = await scene.play_worker(lives=False)
-    for each in [await unseen(scene, "echo", {"text": "poison"}, dead, scene.settings.max_deliveries) for _ in range(_MANY)]:
+    # It lives until it has all of them, or it could be taken out of the registry as one that holds nothing.
+    dead = await scene.play_worker(lives=True)
+    sent = [await unseen(scene, "echo", {"text": "poison"}, dead, scene.settings.max_deliveries) for _ in range(_MANY)]
+    await scene.see_the_end(dead)
+    for each in sent:
 
-        async def is_gone(sent: Sent = each) -> bool:
+        async def is_gone(entry: Sent = each) -> bool:
             await scene.tell(f"dead {SERVICE}")
-            return await scene.is_finished(sent)
+            return await scene.is_finished(entry)
 
         await until(is_gone, TAKES_OVER, "one was not taken over")
 
