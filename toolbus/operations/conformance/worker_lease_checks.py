@@ -871,8 +871,7 @@ async def takes_over_first(scene: WorkerScene) -> None:
     await scene.see_the_end(other)
     await asyncio.sleep(LEASE / 3 + SLACK)
     if await scene.frames(sent):
-        problem = f"it runs more than {_MANY} calls at the same time"
-        raise NotChecked(problem)
+        raise NotChecked(f"it runs more than {_MANY} calls at the same time")
     for each in running[:2]:
         await scene.tell(f"cancel {each.id}")
     try:
