@@ -40,6 +40,7 @@ from toolbus.operations.conformance.worker_lease_checks import LEASES
 from toolbus.operations.conformance.worker_leaving_checks import LEAVING
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 from toolbus.operations.conformance.worker_session_checks import SESSIONS
+from toolbus.operations.conformance.worker_slot_checks import SLOTS
 
 WORKER = Table[WorkerScene]()
 # Milliseconds by which an estimate of the server's time may be wrong.
@@ -647,4 +648,4 @@ async def sends_in_order(scene: WorkerScene) -> None:
         await scene.kill_worker()
 
 
-WORKER.requirements += [*LEASES.requirements, *LEAVING.requirements, *SESSIONS.requirements]
+WORKER.requirements += [*LEASES.requirements, *SLOTS.requirements, *LEAVING.requirements, *SESSIONS.requirements]

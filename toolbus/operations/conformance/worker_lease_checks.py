@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.checks import Broken, NotChecked, Table, until
 from toolbus.operations.conformance.proxy import Proxy
-from toolbus.operations.conformance.scene import BESIDE, LEASE, SERVICE, STARTS
+from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
 from toolbus.operations.conformance.worker_calls import (
     SLACK,
     TAKES_OVER,
@@ -22,7 +22,6 @@ from toolbus.operations.conformance.worker_calls import (
     check_run,
     ended_as,
     error_of,
-    is_running,
     just_reaped,
     moved_after_a_renewal,
     need,
@@ -33,7 +32,6 @@ from toolbus.operations.conformance.worker_calls import (
     taken_over,
     takes_at_a_message,
     text_of,
-    tools_of,
     unseen,
     wait_for_text,
     wait_until_gone,
@@ -701,47 +699,6 @@ async def _counts_its_retry(scene: WorkerScene) -> None:
         raise Broken("with `events`, the first frame of each run is a `start`, also of one that is tried again")
 
 
-@LEASES.check("W69", 2)
-async def shares_its_slots(scene: WorkerScene) -> None:
-    """With several services it waits for all of their streams, and takes no more than it has slots."""
-    if not await scene.exists(scene.keys.queue(BESIDE)):
-        raise NotChecked(f"it does not serve {BESIDE} as well")
-    await need_slots(scene, 2)
-    services, instance = (SERVICE, BESIDE), await only_instance(scene)
-    one = {"to": 1, "delay": 0.0}
-    # One that reads the streams in turns, two seconds long each, is late for the second request in a row.
-    for service in (SERVICE, SERVICE, BESIDE, BESIDE):
-        single = await scene.publish("count", one, service=service)
-        problem = f"a request of {service} was not answered although the worker does nothing else: it waits for another stream"
-        await until(partial(scene.has_ended, single), 1.6, problem)
-    # So many that slots for one stream are fewer than the calls of both.
-    whose = services * 150
-    calls = [scene.unsent("count", {"to": 3, "delay": 1.0}, timeout=5.0, events=True, service=service) for service in whose]
-    # In one script: who takes them one by one, as they come, takes no more than it has.
-    entries = await scene.probe.run(
-        "EVAL",
-        "local ids = {} for i = 1, #ARGV, 2 do local key = KEYS[(i - 1) / 2 % 2 + 1] "
-        "ids[#ids + 1] = redis.call('XADD', key, '*', 'r', ARGV[i], 'd', ARGV[i + 1]) end return ids",
-        2, *(scene.keys.queue(service) for service in services), *(part for _, *parts in calls for part in parts),
-    )  # fmt: skip
-    sent = {
-        (service, entry.decode()): Sent(call, entry.decode(), document)
-        for service, entry, (call, document, _) in zip(whose, entries, calls, strict=True)
-    }
-
-    async def held() -> set[tuple[str, str]]:
-        found = [await scene.probe.run("XPENDING", scene.keys.queue(service), "g", "-", "+", 1_000, instance) for service in services]
-        return {(service, entry[0].decode()) for service, entries in zip(services, found, strict=True) for entry in entries}
-
-    taken = await held()
-    await asyncio.sleep(1.0)
-    waiting = [call for call in taken & await held() if not await scene.frames(sent[call])]
-    for each in sent.values():
-        await scene.ended(each, 15.0)
-    if waiting:
-        raise Broken(f"{len(waiting)} of {len(taken)} requests that it has taken wait in it, and no other worker can run them")
-
-
 @LEASES.check("W79", 2)
 async def ends_refused_calls(scene: WorkerScene) -> None:
     """A call whose frames the server refuses for good ends as `unavailable` (`frames_refused`); one whose end it refuses is taken over."""
@@ -764,124 +721,6 @@ async def ends_refused_calls(scene: WorkerScene) -> None:
     finally:
         await proxy.close()
         await scene.kill_worker()
-
-
-# As many calls are more than most workers run at once.
-_MANY = 100
-
-
-@LEASES.check("W80", 2)
-async def frees_every_slot(scene: WorkerScene) -> None:
-    """A call that it refuses, sets aside, passes on, loses, or whose caller goes, leaves its slot free."""
-    for about, end in _ENDS.items():
-        try:
-            await end(scene)
-            await scene.ended(await scene.publish("echo", {"text": "x"}), 5.0)
-        except Broken as error:
-            raise Broken(f"calls that {about} must leave their slots free: {error}") from None
-
-
-async def _fail(scene: WorkerScene) -> None:
-    for each in await asyncio.gather(*(scene.publish("echo", {}) for _ in range(3 * _MANY))):
-        await scene.ended(each, 5.0)
-
-
-async def _are_forbidden(scene: WorkerScene) -> None:
-    if f"{SERVICE}-private" in await tools_of(scene):
-        for each in await asyncio.gather(*(scene.publish("private", {"text": "x"}, user="nobody") for _ in range(3 * _MANY))):
-            await scene.ended(each, 5.0)
-
-
-async def _are_set_aside(scene: WorkerScene) -> None:
-    due = str(await scene.now() + 30_000)
-    for entry in await asyncio.gather(*(scene.add(b"{", due) for _ in range(3 * _MANY))):
-        await wait_until_gone(scene, Sent("", entry))
-
-
-async def _are_passed_on(scene: WorkerScene) -> None:
-    other = await scene.play_worker(lives=True, digest="kit-revision")
-    for each in await asyncio.gather(*(scene.publish("of-another-revision", {}, digest="kit-revision") for _ in range(3 * _MANY))):
-
-        async def is_passed_on(sent: Sent = each) -> bool:
-            return (await scene.holder(sent))[0] == f"~to:{other}"
-
-        await until(is_passed_on, 5.0, "one was not passed on")
-        await scene.remove(each)
-
-
-async def _are_lost(scene: WorkerScene) -> None:
-    other = await scene.play_worker(lives=True)
-    async for running in _filled(scene):
-        for each in running:
-            await scene.move(each, other)
-        await asyncio.sleep(LEASE / 3 + SLACK)
-        for each in running:
-            await scene.remove(each)
-
-
-async def _are_abandoned(scene: WorkerScene) -> None:
-    async for running in _filled(scene):
-        await scene.probe.run("DEL", scene.keys.replies(scene.agent))
-        for each in running:
-            await wait_until_gone(scene, each)
-        await scene.listen()
-
-
-_ENDS = {
-    "fail": _fail,
-    "are refused as forbidden": _are_forbidden,
-    "are set aside, since they can't be read,": _are_set_aside,
-    "are passed on to another revision": _are_passed_on,
-    "are lost": _are_lost,
-    "run while their caller goes": _are_abandoned,
-}
-
-
-async def _filled(scene: WorkerScene) -> AsyncIterator[list[Sent]]:
-    """Yield the calls that the worker runs, a hundred at most, until that were more than twice what it runs at once."""
-    total = most = 0
-    while total <= 2 * most:
-        running = await _fill(scene)
-        yield running
-        most, total = max(most, len(running)), total + len(running)
-
-
-async def _fill(scene: WorkerScene) -> list[Sent]:
-    """Have the worker run calls that last, a hundred at most, and return them."""
-    sent = await asyncio.gather(*(scene.publish("count", {"to": 1_000, "delay": 0.2}) for _ in range(_MANY)))
-    await wait_for_text(scene, sent[0])
-    running = [each for each in sent if await is_running(scene, each)]
-    for each in sent:
-        if each not in running:
-            await scene.remove(each)
-    for each in running:
-        await wait_for_text(scene, each)
-    return running
-
-
-@LEASES.check("W81", 2)
-async def takes_over_first(scene: WorkerScene) -> None:
-    """When it had no free slot to take over what dead workers held, it does so with the next one, before it takes anything else."""
-    other = await scene.play_worker(lives=True)
-    sent = await unseen(scene, "echo", {"text": "of a dead worker"}, other, 1)
-    running = await _fill(scene)
-    waiting = [await scene.publish("count", {"to": 1_000, "delay": 0.2}) for _ in range(40)]
-    # So that those which there is a slot for have begun.
-    await asyncio.sleep(0.5)
-    await scene.see_the_end(other)
-    await asyncio.sleep(LEASE / 3 + SLACK)
-    if await scene.frames(sent):
-        raise NotChecked(f"it runs more than {_MANY} calls at the same time")
-    for each in running[:2]:
-        await scene.tell(f"cancel {each.id}")
-    try:
-        problem = "what a dead worker held waits behind requests that were taken when a slot had become free"
-        await until(partial(scene.has_ended, sent), 2 * SLACK, problem)
-    finally:
-        for each in (*running, *waiting):
-            await scene.tell(f"cancel {each.id}")
-        for each in (*running, *waiting):
-            await wait_until_gone(scene, each)
 
 
 @LEASES.check("W77", 2)
