@@ -475,7 +475,7 @@ class PlantedWorker(Sessions):
 
     # -- taking -----------------------------------------------------------------------------------
 
-    def begin(self, entry: str, flat: dict[bytes, bytes], attempt: int, *, alone: bool = False, note: bytes = b"") -> None:
+    def begin(self, entry: str, flat: dict[bytes, bytes], attempt: int, fence: Any, *, alone: bool = False, note: bytes = b"") -> None:
         fields = {name.decode(): value.decode("utf-8", "replace") for name, value in flat.items()}
         deadline = self.deadline_of(fields.get("d", ""))
         if note and not has("ignores-notes"):
@@ -488,7 +488,7 @@ class PlantedWorker(Sessions):
         if has("loses-some") and self.begun % 97 == 0:
             asyncio.get_running_loop().create_task(self.remove(entry))
             return
-        call = Call(entry, fields, request, self.later.get(request["id"], deadline), attempt, self.fence, self.me)
+        call = Call(entry, fields, request, self.later.get(request["id"], deadline), attempt, fence, self.me)
         call.alone = alone
         if note and not has("counts-what-was-cut-off"):
             call.excused = int((note.split() + [b"0"] * 4)[3])
@@ -544,7 +544,8 @@ class PlantedWorker(Sessions):
                 self.is_reap_due = False
                 await self.reap("")
                 continue
-            before, generation = self.newest, self.fence[0]
+            # Later ones may be those of after it was lost again.
+            before, fence = self.newest, self.fence
             try:
                 found = await self.read(room)
             except redis.ResponseError as error:
@@ -555,16 +556,16 @@ class PlantedWorker(Sessions):
                 self.beside.begin(entry, fields)
             for entry, fields in found.get(QUEUE, ()):
                 number = number_of(entry.decode())
-                if number <= before and generation == self.fence[0] and not has("runs-set-back"):
+                if number <= before and fence[0] == self.fence[0] and not has("runs-set-back"):
                     if has("acks-set-back"):
                         await self.remove(entry.decode())
                     continue
                 self.newest = max(self.newest, number)
                 if self.gives_back():
                     given = (entry.decode(), 1, "")
-                    await self.script("recover/hand_back", [QUEUE, FENCE], self.me, *self.fence, WAKE, SERVICE, *given)
+                    await self.script("recover/hand_back", [QUEUE, FENCE], self.me, *fence, WAKE, SERVICE, *given)
                 else:
-                    self.begin(entry.decode(), fields or {}, 1)
+                    self.begin(entry.decode(), fields or {}, 1, self.fence if has("fence-of-later") else fence)
 
     async def read(self, room: int) -> dict[str, list[Any]]:
         """Return what comes in the streams of both services, once for each stream."""
@@ -687,14 +688,15 @@ class PlantedWorker(Sessions):
         flexible = "0" if self.makes_room else "1"
         args = (self.me, SERVICE, room, LEASE_MS, only_back, "1" if self.calls else "", alone_from, flexible, f"{PREFIX}pause:{SERVICE}:")
         found = await self.script("recover/reap", [QUEUE, FENCE, LIVE, PULSE], *args)
-        self.fence = (found[0], found[1])
+        fence = self.fence = (found[0], found[1])
         if found[3] and not has("never-makes-room"):
             self.makes_room, self.room_until = True, time.monotonic() + 3 * LEASE_MS / 1000
         if not has("runs-set-back") and not has("ignores-told"):
             self.newest = max(self.newest, number_of(found[4].decode()))
         for entry, deliveries, counts, flat, _, note in found[2]:
             attempt = max(1, int(deliveries) + int(counts)) + (has("counts-back") and not int(counts))
-            counted = (self.me, *self.fence, entry, attempt)
+            known = (fence[0], await self.writing.hget(FENCE, f"c:{self.me}")) if has("counts-as-of-now") else fence
+            counted = (self.me, *known, entry, attempt)
             if (
                 int(counts)
                 and not has("no-count")
@@ -704,7 +706,7 @@ class PlantedWorker(Sessions):
                 continue
             excused = int((note.split() + [b"0"] * 4)[3])
             alone = attempt - excused >= ALONE_FROM
-            self.begin(entry.decode(), dict(zip(flat[::2], flat[1::2], strict=True)), attempt, alone=alone, note=note)
+            self.begin(entry.decode(), dict(zip(flat[::2], flat[1::2], strict=True)), attempt, fence, alone=alone, note=note)
             if alone and not has("takes-beside-suspects"):
                 await self.end_read()
 

@@ -22,6 +22,7 @@ from toolbus.operations.conformance.worker_calls import (
     check_run,
     ended_as,
     error_of,
+    is_running,
     just_reaped,
     moved_after_a_renewal,
     need,
@@ -97,6 +98,37 @@ async def drops_what_it_lost(scene: WorkerScene) -> None:
         if answered or gone:
             raise Broken("it answered a call that had moved to another worker" if answered else "it deleted an entry of another worker")
     await call_echo(scene, "after a lost call")
+    await _drops_what_it_lost_on_its_way(scene, other)
+
+
+async def _drops_what_it_lost_on_its_way(scene: WorkerScene, other: str) -> None:
+    """Check that a call is dropped which moved while the answer of its read was on its way, and another one ended meanwhile."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await scene.start_behind(proxy)
+        beside = await scene.publish("count", {"to": 1_000, "delay": 0.1})
+        await wait_for_text(scene, beside)
+        proxy.plan(lambda words: words[0].upper() == b"XREADGROUP", "late", after=1.5)
+        await scene.end_reads()
+        sent = await scene.publish("echo", {"text": "lost on its way"})
+        await until(partial(is_running, scene, sent), 5.0, "it does not take a request")
+        await scene.move(sent, other)
+        # Its end is answered with the fence of after the loss.
+        await scene.tell(f"cancel {beside.id}")
+        await wait_until_gone(scene, beside)
+        is_on_its_way = bool(proxy.withheld)
+        for _ in range(20):
+            await scene.keep(sent, other)
+            await asyncio.sleep(0.1)
+        answered = await scene.has_ended(sent)
+        gone = await scene.is_finished(sent)
+        await scene.remove(sent)
+        if is_on_its_way and (answered or gone):
+            raise Broken("it answered or deleted a call that another worker had before the read's answer came: its fence is a later one")
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
 
 
 @LEASES.check("W33", 2)
@@ -186,9 +218,43 @@ async def counts_attempts(scene: WorkerScene) -> None:
         counting = _counts_nothing(proxy)
         await scene.tell(f"dead {SERVICE}")
         await _is_not_run(scene, sent, counting, 2)
+        await _counts_under_the_fence_that_it_knows(scene, proxy)
     finally:
         await proxy.close()
         await scene.kill_worker()
+
+
+async def _counts_under_the_fence_that_it_knows(scene: WorkerScene, proxy: Proxy) -> None:
+    """Check that an attempt does not run whose entry moved on while the answer of `reap.lua` was on its way."""
+    await just_reaped(scene)
+    other, dead = await scene.play_worker(lives=True), await scene.play_worker(lives=False)
+    known = {scripts.REAP.sha.encode(), scripts.REAP.source.encode()}
+
+    def reaps(words: list[bytes]) -> bool:
+        return words[0].upper().startswith(b"EVAL") and words[1] in known
+
+    proxy.plan(reaps, "late", after=1.0)
+    asked = proxy.watch(reaps)
+    sent = await unseen(scene, "echo", {"text": "moved on"}, dead, 1)
+    await scene.tell(f"dead {SERVICE}")
+
+    async def is_taken() -> bool:
+        return (await scene.holder(sent))[0] != dead
+
+    await until(is_taken, TAKES_OVER, "what a dead worker held is not taken over")
+    await scene.move(sent, other)
+    await asyncio.sleep(0.1)
+    # The one that took it, if no other has been sent.
+    is_on_its_way = proxy.withheld and len(asked) == 1
+    for _ in range(20):
+        await scene.keep(sent, other)
+        await asyncio.sleep(0.1)
+    runs = await runs_as(scene, sent, 2) or await scene.has_ended(sent)
+    await scene.remove(sent)
+    if is_on_its_way and runs:
+        raise Broken(
+            "attempt 2 runs although another worker had the entry: `take/count.lua` gets the fence that `reap.lua` answered with it"
+        )
 
 
 def _counts_nothing(proxy: Proxy) -> Callable[[], Awaitable[bool]]:
