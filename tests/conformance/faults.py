@@ -182,6 +182,7 @@ WORKER_FAULTS = {
     "outlives-once": ("outlives-its-revision", "leaves when it has heard once that nothing is left"),
     "one-stream-at-a-time": ("shares-its-slots", "reads the streams of its services in turns"),
     "slots-for-each-stream": ("shares-its-slots", "takes as many of each stream as it has slots for all"),
+    "runs-excess": ("shares-its-slots", "runs what a read brings although it took something over meanwhile"),
     "leaks-failed": ("frees-every-slot", "loses a slot with each call that fails"),
     "leaks-forbidden": ("frees-every-slot", "loses a slot with each call of a user who may not"),
     "leaks-unreadable": ("frees-every-slot", "loses a slot with each request that can't be read"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import uuid
 from typing import Any
 
@@ -41,20 +42,22 @@ class Beside:
         await self.worker.script("recover/retire", [QUEUE, FENCE, CANCELLED, TABLE, LIVE], self.worker.me, BESIDE)
 
     def begin(self, entry: bytes, fields: dict[bytes, bytes]) -> None:
-        task = asyncio.get_running_loop().create_task(self.answer(entry.decode(), json.loads(fields[b"r"])))
+        task = asyncio.get_running_loop().create_task(self.answer(entry.decode(), json.loads(fields[b"r"]), int(fields[b"d"])))
         self.running.add(task)
         task.add_done_callback(self.running.discard)
 
-    async def answer(self, entry: str, request: dict[str, Any]) -> None:
+    async def answer(self, entry: str, request: dict[str, Any], deadline_ms: int) -> None:
         # What was taken beyond the slots waits here, and keeps it from other workers.
         while has("slots-for-each-stream") and len(self.worker.calls) > SLOTS // 2:  # noqa: ASYNC110 - the slots have no event
             await asyncio.sleep(0.01)
         replies, run = f"{PREFIX}rsp:{request['agent']}", {"id": request["id"], "run": uuid.uuid4().hex, "epoch": epoch_of(self.fence)}
-        arguments, frames = request["arguments"], [{"kind": "start"}]
-        frames += [{"response": f"{number} "} for number in range(1, int(arguments["to"]) + 1)]
+        arguments, error = request["arguments"], None
+        frames = [{"kind": "start"}, *({"response": f"{number} "} for number in range(1, int(arguments["to"]) + 1))]
+        if deadline_ms <= time.time() * 1000:
+            frames, error = [], {"type": "deadline_exceeded", "message": "too late", "retryable": True}
         for seq, frame in enumerate(frames):
             await self.worker.script("finish/send", [LIVE], replies, json.dumps([{**run, "seq": seq, **frame}]))
             await asyncio.sleep(float(arguments["delay"]) if seq else 0)
-        end = {**run, "seq": len(frames), "kind": "end", "end_of_stream": True}
+        end = {**run, "seq": len(frames), "kind": "end", "end_of_stream": True, "error": error}
         args = (self.worker.me, *self.fence, 1, entry, replies, json.dumps([end]))
         await self.worker.script("finish/finish", [QUEUE, FENCE], *args)

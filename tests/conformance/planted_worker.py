@@ -528,7 +528,7 @@ class PlantedWorker(Sessions):
     async def take(self) -> None:
         """Read requests while there is room for them."""
         while not self.draining or has("takes-while-leaving"):
-            room = SLOTS - len(self.calls) - len(self.beside.running) - self.leaked
+            room = self.room()
             makes_room = self.makes_room and bool(self.calls) and (time.monotonic() < self.room_until or has("makes-room-for-ever"))
             waits = self.paused or self.has_left or self.has_suspect() or makes_room
             # With one slot for two streams it waits for another one.
@@ -552,20 +552,25 @@ class PlantedWorker(Sessions):
                 await self.take_refused(str(error))
                 continue
             self.refused_since = 0.0
-            for entry, fields in found.get(beside.QUEUE, ()):
-                self.beside.begin(entry, fields)
-            for entry, fields in found.get(QUEUE, ()):
-                number = number_of(entry.decode())
-                if number <= before and fence[0] == self.fence[0] and not has("runs-set-back"):
-                    if has("acks-set-back"):
-                        await self.remove(entry.decode())
-                    continue
-                self.newest = max(self.newest, number)
-                if self.gives_back():
-                    given = (entry.decode(), 1, "")
-                    await self.script("recover/hand_back", [QUEUE, FENCE], self.me, *fence, WAKE, SERVICE, *given)
-                else:
-                    self.begin(entry.decode(), fields or {}, 1, self.fence if has("fence-of-later") else fence)
+            async with self.begin_lock:
+                await self.begin_what_came(found, before, fence)
+
+    async def begin_what_came(self, found: dict[str, list[Any]], before: tuple[int, int], fence: Any) -> None:
+        """Run what a read has brought, with the newest entry and the fence that were known when it was sent."""
+        for entry, fields in found.get(beside.QUEUE, ()):
+            self.beside.begin(entry, fields)
+        for entry, fields in found.get(QUEUE, ()):
+            number = number_of(entry.decode())
+            if number <= before and fence[0] == self.fence[0] and not has("runs-set-back"):
+                if has("acks-set-back"):
+                    await self.remove(entry.decode())
+                continue
+            self.newest = max(self.newest, number)
+            if self.gives_back():
+                given = (entry.decode(), 1, "")
+                await self.script("recover/hand_back", [QUEUE, FENCE], self.me, *fence, WAKE, SERVICE, *given)
+            else:
+                self.begin(entry.decode(), fields or {}, 1, self.fence if has("fence-of-later") else fence)
 
     async def read(self, room: int) -> dict[str, list[Any]]:
         """Return what comes in the streams of both services, once for each stream."""
@@ -592,9 +597,15 @@ class PlantedWorker(Sessions):
         if has("ends-at-errors") or (now - self.refused_since > max(3 * LEASE_MS / 1000, 30) and not owes and not has("never-gives-up")):
             await self.drain()
 
+    def room(self) -> int:
+        """Return how many slots are free."""
+        return SLOTS - len(self.calls) - len(self.beside.running) - self.leaked
+
     def gives_back(self) -> bool:
         """Return whether what a read brings goes back, since things have changed while it waited."""
         leaves = self.draining and not has("takes-while-leaving")
+        if self.room() < 1 and not (has("runs-excess") or has("slots-for-each-stream")):
+            return True
         return (self.paused and not has("keeps-reading")) or leaves or self.has_suspect()
 
     def has_suspect(self) -> bool:
@@ -677,10 +688,15 @@ class PlantedWorker(Sessions):
             self.rescued_to = "" if has("rescues-from-start") else following.decode()
 
     async def reap(self, only_back: str) -> None:
+        # While it is under way, nothing else takes the slots that it is to fill.
+        async with self.begin_lock:
+            await self.take_over(only_back)
+
+    async def take_over(self, only_back: str) -> None:
         if self.has_suspect() or (self.paused and not has("reaps-while-paused")):
             return
         # As many as it takes: reading needs one more.
-        room = SLOTS - 1 - len(self.calls)
+        room = self.room() - 1
         if room < 1 and not has("forgets-to-reap"):
             self.is_reap_due = True
             return
@@ -854,7 +870,7 @@ class PlantedWorker(Sessions):
 
     async def main(self) -> None:
         self.writing, self.reading, self.subscribing = connected(), connected(single_connection_client=True), connected()
-        self.read_lock = asyncio.Lock()
+        self.read_lock, self.begin_lock = asyncio.Lock(), asyncio.Lock()
         self.reading_id = await self.reading.client_id()
         if has("evalsha-only"):
             await asyncio.gather(*map(self.writing.script_load, self.sources.values()))

@@ -314,6 +314,34 @@ async def unseen(
     return Sent(call, entry.decode(), document)
 
 
+async def publish_together(
+    scene: WorkerScene,
+    number: int,
+    arguments: dict[str, object],
+    *,
+    services: tuple[str, ...] = (SERVICE,),
+    consumer: str = "",
+    **fields: Any,
+) -> list[tuple[str, Sent]]:
+    """Publish calls of `count` in one script, by turns for some services, and return the service of each and the call.
+
+    With a consumer, they are handed to it, and the worker is not delivered them. Who takes requests as they come never has many at once.
+    """
+    whose = [services[at % len(services)] for at in range(number)]
+    calls = [scene.unsent("count", arguments, service=service, **fields) for service in whose]
+    entries = await scene.probe.run(
+        "EVAL",
+        "local ids = {} for i = 2, #ARGV, 2 do local key = KEYS[(i / 2 - 1) % #KEYS + 1] "
+        "ids[#ids + 1] = redis.call('XADD', key, '*', 'r', ARGV[i], 'd', ARGV[i + 1]) if ARGV[1] ~= '' then "
+        "redis.call('XGROUP', 'SETID', key, 'g', ids[#ids]) "
+        "redis.call('XCLAIM', key, 'g', ARGV[1], 0, ids[#ids], 'RETRYCOUNT', 1, 'FORCE', 'JUSTID') end end return ids",
+        len(services), *map(scene.keys.queue, services), consumer, *(part for _, *parts in calls for part in parts),
+    )  # fmt: skip
+    return [
+        (service, Sent(call, entry.decode(), document)) for service, entry, (call, document, _) in zip(whose, entries, calls, strict=True)
+    ]
+
+
 async def taken_over(scene: WorkerScene, sent: Sent, news: str = "dead") -> Frames:
     """Tell the worker what there is to take over, and return the frames with which it answered."""
     await scene.tell(f"{news} {SERVICE}")

@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 
+from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.checks import Broken, NotChecked, Table, until
+from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import BESIDE, LEASE, SERVICE
 from toolbus.operations.conformance.worker_calls import (
     SLACK,
     is_running,
     need_slots,
     only_instance,
+    publish_together,
     tools_of,
     unseen,
     wait_for_text,
@@ -21,6 +24,8 @@ from toolbus.operations.conformance.worker_calls import (
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 
 SLOTS = Table[WorkerScene]()
+# Calls of which a worker is given fewer at once.
+_MOST_AT_ONCE = 300
 
 
 @SLOTS.check("W69", 2)
@@ -37,19 +42,8 @@ async def shares_its_slots(scene: WorkerScene) -> None:
         problem = f"a request of {service} was not answered although the worker does nothing else: it waits for another stream"
         await until(partial(scene.has_ended, single), 1.6, problem)
     # So many that slots for one stream are fewer than the calls of both.
-    whose = services * 150
-    calls = [scene.unsent("count", {"to": 3, "delay": 1.0}, timeout=5.0, events=True, service=service) for service in whose]
-    # In one script: who takes them one by one, as they come, takes no more than it has.
-    entries = await scene.probe.run(
-        "EVAL",
-        "local ids = {} for i = 1, #ARGV, 2 do local key = KEYS[(i - 1) / 2 % 2 + 1] "
-        "ids[#ids + 1] = redis.call('XADD', key, '*', 'r', ARGV[i], 'd', ARGV[i + 1]) end return ids",
-        2, *(scene.keys.queue(service) for service in services), *(part for _, *parts in calls for part in parts),
-    )  # fmt: skip
-    sent = {
-        (service, entry.decode()): Sent(call, entry.decode(), document)
-        for service, entry, (call, document, _) in zip(whose, entries, calls, strict=True)
-    }
+    lasting = {"to": 3, "delay": 1.0}
+    sent = {(of, each.entry): each for of, each in await publish_together(scene, 300, lasting, services=services, timeout=5.0, events=True)}
 
     async def held() -> set[tuple[str, str]]:
         found = [await scene.probe.run("XPENDING", scene.keys.queue(service), "g", "-", "+", 1_000, instance) for service in services]
@@ -62,6 +56,51 @@ async def shares_its_slots(scene: WorkerScene) -> None:
         await scene.ended(each, 15.0)
     if waiting:
         raise Broken(f"{len(waiting)} of {len(taken)} requests that it has taken wait in it, and no other worker can run them")
+    await _runs_no_more_than_its_slots(scene)
+
+
+async def _runs_no_more_than_its_slots(scene: WorkerScene) -> None:
+    """Check that what a read brings does not run when what was handed back has taken the slots since the read was sent."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    known = {scripts.REAP.sha.encode(), scripts.REAP.source.encode()}
+    reads = proxy.watch(lambda words: words[0].upper() == b"XREADGROUP")
+    reaps = proxy.watch(lambda words: words[0].upper().startswith(b"EVAL") and words[1] in known)
+    lasting = {"to": 2, "delay": 1.0}
+
+    async def has_asked() -> bool:
+        return bool(reads and reaps)
+
+    try:
+        await scene.start_behind(proxy)
+        await until(has_asked, LEASE / 3 + SLACK, "it does not run `reap.lua` three times a lease, or does not read")
+        # While it runs nothing, all its slots are free.
+        slots = max(*map(_read_for, reads), *(int(words[9]) for words in reaps))
+        sent = await publish_together(scene, _MOST_AT_ONCE, lasting, consumer="~back", timeout=3.0, events=True)
+        await scene.tell(f"back {SERVICE}")
+        await until(partial(_runs_any, scene, [each for _, each in sent]), 5.0, "it does not take what was handed back")
+        sent += await publish_together(scene, _MOST_AT_ONCE, lasting, timeout=3.0, events=True)
+        most = 0
+        for _ in range(15):
+            await asyncio.sleep(0.1)
+            most = max(most, sum([bool(await scene.frames(each)) and not await scene.has_ended(each) for _, each in sent]))
+        await asyncio.gather(*(scene.remove(each) for _, each in sent))
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
+    # It may keep some for one of the two.
+    if most > slots * 5 // 4:
+        raise Broken(f"it runs {most} calls at once, and asks for {slots} when it runs none: what exceeds its slots goes back")
+
+
+def _read_for(words: list[bytes]) -> int:
+    """Return how many requests a read may bring, whose COUNT is for each stream."""
+    names = [word.upper() for word in words]
+    return int(words[names.index(b"COUNT") + 1]) * ((len(words) - names.index(b"STREAMS")) // 2)
+
+
+async def _runs_any(scene: WorkerScene, calls: list[Sent]) -> bool:
+    return any([await scene.frames(each) for each in calls])
 
 
 # As many calls are more than most workers run at once.
