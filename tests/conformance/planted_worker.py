@@ -19,7 +19,7 @@ from typing import Any
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
-from redis.exceptions import NoPermissionError, TryAgainError
+from redis.exceptions import NoPermissionError, OutOfMemoryError, TryAgainError
 
 from tests.conformance import planted_beside as beside
 from tests.conformance.planted_calls import (
@@ -100,7 +100,7 @@ class PlantedWorker(Sessions):
         self.beside = beside.Beside(self)
         self.sources = {str(path.relative_to(SCRIPTS))[:-4]: path.read_text() for path in SCRIPTS.rglob("*.lua")}
 
-    async def script(self, name: str, keys: list[str], *args: Any) -> Any:
+    async def script(self, name: str, keys: list[str], *args: Any, since: float = 0.0) -> Any:
         source = self.sources[name]
         digest_of = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
         try:
@@ -112,6 +112,11 @@ class PlantedWorker(Sessions):
                     return []
                 await asyncio.sleep(0.02)
                 return await self.script(name, keys, *args)
+            is_full = isinstance(error, OutOfMemoryError) or str(error).startswith("MISCONF ")
+            since = since or time.monotonic()
+            if is_full and time.monotonic() < since + 60 and not has("ends-when-full"):
+                await asyncio.sleep(0.1)
+                return await self.script(name, keys, *args, since=since)
             if not str(error).startswith(("NOSCRIPT", "No matching script")) or has("evalsha-only"):
                 raise
         return await self.writing.eval(source, len(keys), *keys, *args)
@@ -382,7 +387,7 @@ class PlantedWorker(Sessions):
                 # Nothing else of the call is sent while this is in flight, and its number is taken.
                 await asyncio.wait([sending])
                 raise
-        except NoPermissionError as error:
+        except redis.ResponseError as error:
             if has("drops-refused"):
                 return []
             raise failed("unavailable", str(error), code="frames_refused") from None
@@ -623,10 +628,10 @@ class PlantedWorker(Sessions):
         while True:
             await asyncio.sleep(LEASE_MS / 3000)
             turn += 1
-            if not has("no-beat") and not (self.draining and has("no-beats-while-leaving")):
+            if not has("no-beat") and not (self.draining and has("no-beats-while-leaving")) and not (has("beats-rarely") and turn % 2):
                 await self.beat()
             renews = not has("no-renew") and not (self.draining and has("no-renewals-while-leaving"))
-            renews = renews and not (self.paused and has("pause-stops-renewing"))
+            renews = renews and not (self.paused and has("pause-stops-renewing")) and not (has("renews-rarely") and turn % 2)
             for call in list(self.calls.values()) if renews else ():
                 await self.renew(call)
             await self.clean_up()

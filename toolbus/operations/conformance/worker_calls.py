@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from toolbus.bus.broker.lease.dead_letters import DEAD_LETTER_TTL
@@ -264,6 +265,24 @@ async def only_instance(scene: WorkerScene) -> str:
     return await until(only, LEASE + SLACK, "there is not one worker in `live`")
 
 
+async def check_often(age: Callable[[], Awaitable[int]], what: str) -> None:
+    """Check that something is done three times a lease, by the milliseconds since it was done last.
+
+    Raises:
+        Broken: in three leases it was never done anew within half a lease.
+    """
+    before, times = await age(), 0
+
+    async def is_anew_soon() -> bool:
+        nonlocal before, times
+        was, before = before, await age()
+        times += before < was
+        # The first time may follow something else, as a delivery.
+        return before < was <= LEASE * 500 and times > 1
+
+    await until(is_anew_soon, 3 * LEASE, f"{what} three times a lease: it never did so within half a lease")
+
+
 async def check_order(scene: WorkerScene, first: Sent, second: Sent, problem: str) -> None:
     """Wait for the end of a call, and check that another one has not begun before.
 
@@ -317,7 +336,7 @@ async def unseen(
 async def publish_together(
     scene: WorkerScene,
     number: int,
-    arguments: dict[str, object],
+    arguments: dict[str, Any],
     *,
     services: tuple[str, ...] = (SERVICE,),
     consumer: str = "",

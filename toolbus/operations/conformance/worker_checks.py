@@ -22,6 +22,7 @@ from toolbus.operations.conformance.worker_calls import (
     begin_beside,
     call_echo,
     check_beside,
+    check_often,
     check_run,
     check_ttl,
     ended_as,
@@ -268,6 +269,7 @@ async def beats(scene: WorkerScene) -> None:
         await asyncio.sleep(LEASE / 2)
         if not await scene.instances():
             raise Broken("its lease has ended although it lives")
+    await check_often(partial(scene.age_of_beat, await only_instance(scene)), "it does not beat")
     for key in kept:
         await check_ttl(scene, key, REGISTRY_TTL, "registry_ttl")
 

@@ -18,6 +18,7 @@ from toolbus.operations.conformance.worker_calls import (
     call_echo,
     check_beside,
     check_letter,
+    check_often,
     check_order,
     check_run,
     ended_as,
@@ -49,10 +50,14 @@ async def renews(scene: WorkerScene) -> None:
     """It renews what it holds: a call longer than two leases runs once."""
     sent = await scene.publish("count", _LONG)
     await wait_for_text(scene, sent)
+
+    async def idle_time() -> int:
+        return (await scene.holder(sent))[1]
+
+    await check_often(idle_time, "it does not renew what it holds")
     longest = 0
     for _ in range(int(2.5 * LEASE / 0.1)):
-        _, idle, _ = await scene.holder(sent)
-        longest = max(longest, idle)
+        longest = max(longest, await idle_time())
         await asyncio.sleep(0.1)
     if longest > LEASE * 1000:
         raise Broken(f"the entry was not renewed for {longest / 1000:.1f} s, more than a lease")
@@ -767,14 +772,22 @@ async def _counts_its_retry(scene: WorkerScene) -> None:
 
 @LEASES.check("W79", 2)
 async def ends_refused_calls(scene: WorkerScene) -> None:
-    """A call whose frames the server refuses for good ends as `unavailable` (`frames_refused`); one whose end it refuses is taken over."""
+    """Frames refused for good, not for a moment, end their call as `unavailable` (`frames_refused`); a refused end is left to others."""
     proxy = Proxy(scene.port)
     await proxy.start()
     try:
         await scene.start_behind(proxy)
+        for refusal in ("OOM command not allowed when used memory > 'maxmemory'.", "MISCONF Redis can't write to its disk"):
+            passing = await scene.publish("count", {"to": 10, "delay": 0.1})
+            await wait_for_text(scene, passing)
+            proxy.plan(partial(_is_about, passing), "refuse", refusal)
+            frames = await scene.ended(passing, 20.0)
+            if error_of(frames) or len(text_of(frames).split()) != 10:
+                raise Broken(f"after one refusal of its frames, {refusal!r}, a call ended as {error_of(frames) or text_of(frames)!r}")
+            check_run(frames)
         sent = await scene.publish("count", {"to": 200, "delay": 0.05})
         await wait_for_text(scene, sent)
-        proxy.plan(lambda words: any(sent.id.encode() in word for word in words), "refuse", "NOPERM the user has no permission to do so")
+        proxy.plan(partial(_is_about, sent), "refuse", "NOPERM the user has no permission to do so")
         frames = await scene.ended(sent)
         ended_as(frames, "unavailable")
         if frames[-1]["error"].get("code") != "frames_refused":
@@ -787,6 +800,11 @@ async def ends_refused_calls(scene: WorkerScene) -> None:
     finally:
         await proxy.close()
         await scene.kill_worker()
+
+
+def _is_about(sent: Sent, words: list[bytes]) -> bool:
+    """Return whether a command has the id of a call, as those have that append its frames."""
+    return any(sent.id.encode() in word for word in words)
 
 
 @LEASES.check("W77", 2)

@@ -144,6 +144,11 @@ class WorkerScene(Scene):
         """Return when a worker's lease ends, in milliseconds of the server's time; 0 when it has none."""
         return float(await self.probe.run("ZSCORE", self.keys.live, f"{SERVICE}/{instance}") or 0)
 
+    async def age_of_beat(self, instance: str) -> int:
+        """Return the milliseconds since a worker's last beat, by the server."""
+        script = "local time = redis.call('TIME') return time[1] * 1000 + time[2] / 1000 - (redis.call('ZSCORE', KEYS[1], ARGV[1]) or 0)"
+        return int(await self.probe.run("EVAL", script, 1, self.keys.live, f"{SERVICE}/{instance}")) + int(LEASE * 1000)
+
     async def row_of(self, instance: str) -> str:
         """Return a worker's start number and the digest of its publication, as the registry has them; empty when it is in none."""
         return (await self.probe.run("HGET", self.keys.instances(SERVICE), f"i:{instance}") or b"").decode()
