@@ -557,6 +557,8 @@ class PlantedWorker(Sessions):
                 await self.take_refused(str(error))
                 continue
             self.refused_since = 0.0
+            if has("looks-behind-taking"):
+                await self.check_version()
             async with self.begin_lock:
                 await self.begin_what_came(found, before, fence)
 
@@ -836,7 +838,8 @@ class PlantedWorker(Sessions):
         if not has("takes-while-leaving"):
             await self.end_read()
         whatever = (self.me, *self.fence, WAKE, SERVICE, "", 256, "")
-        while not has("keeps-what-waits") and await self.script("recover/hand_back", [QUEUE, FENCE], *whatever) == 256:
+        most = 999 if has("hands-back-once") else 256
+        while not has("keeps-what-waits") and await self.script("recover/hand_back", [QUEUE, FENCE], *whatever) == most:
             pass
         running = [call.task for call in self.calls.values() if call.task is not None]
         if running and not has("drops-at-end") and not has("cuts-at-end"):
@@ -883,7 +886,7 @@ class PlantedWorker(Sessions):
         tasks = [asyncio.create_task(self.hear())]
         await self.hearing.wait()
         await self.register()
-        if not has("format-once"):
+        if not (has("format-once") or has("looks-behind-taking")):
             await self.check_version()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: tasks.append(asyncio.create_task(self.drain())))
         # A task that fails ends the program, which the kit then tells of.
