@@ -131,6 +131,7 @@ WORKER_FAULTS = {
     "pause-by-beats-only": ("pauses", "hears of pauses by beats alone"),
     "pause-unread": ("pauses", "does not look whether the service was paused before it subscribed"),
     "trusts-late-beats": ("pauses", "believes a beat that was sent before the message about a pause"),
+    "beats-by-the-clock": ("pauses", "believes such a beat, and has the next one answered right behind it"),
     "reaps-while-paused": ("pauses", "reaps while the service is paused"),
     "keeps-reading": ("pauses", "takes what a read brings that waited when the pause came"),
     "pause-stops-renewing": ("pauses", "renews nothing while the service is paused"),

@@ -631,7 +631,9 @@ class PlantedWorker(Sessions):
             await asyncio.sleep(LEASE_MS / 3000)
             turn += 1
             if not has("no-beat") and not (self.draining and has("no-beats-while-leaving")) and not (has("beats-rarely") and turn % 2):
-                await self.beat()
+                self.beating = asyncio.create_task(self.beat())
+                if not has("beats-by-the-clock"):
+                    await self.beating
             renews = not has("no-renew") and not (self.draining and has("no-renewals-while-leaving"))
             renews = renews and not (self.paused and has("pause-stops-renewing")) and not (has("renews-rarely") and turn % 2)
             for call in list(self.calls.values()) if renews else ():
@@ -651,10 +653,12 @@ class PlantedWorker(Sessions):
         keys = [LIVE, PAUSED, PULSE, *(() if has("no-keys") else (key for each in served for key in each[:2]))]
         members = [f"{service}/{self.me}" for *_, service in served]
         sent = time.monotonic()
-        _, missing, paused = await self.script("lease/beat", keys, LEASE_MS, KEYS_TTL, *members)
+        # One at a time, as over a connection of its own.
+        async with self.beat_lock:
+            _, missing, paused = await self.script("lease/beat", keys, LEASE_MS, KEYS_TTL, *members)
         if missing and not self.draining and not has("no-again") and not has("ignores-missing"):
             await self.register()
-        is_late = sent < self.pause_told and not has("trusts-late-beats")
+        is_late = sent < self.pause_told and not (has("trusts-late-beats") or has("beats-by-the-clock"))
         if not is_late and not has("no-pause") and not has("pause-by-message-only"):
             await self.pause(bool(paused))
         is_replica = (await self.writing.execute_command("ROLE"))[0] != b"master" and not has("no-role")
@@ -878,7 +882,7 @@ class PlantedWorker(Sessions):
 
     async def main(self) -> None:
         self.writing, self.reading, self.subscribing = connected(), connected(single_connection_client=True), connected()
-        self.read_lock, self.begin_lock = asyncio.Lock(), asyncio.Lock()
+        self.read_lock, self.begin_lock, self.beat_lock = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         self.reading_id = await self.reading.client_id()
         if has("evalsha-only"):
             await asyncio.gather(*map(self.writing.script_load, self.sources.values()))

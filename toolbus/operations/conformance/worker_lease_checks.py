@@ -504,7 +504,9 @@ async def _is_paused_after_a_late_beat(scene: WorkerScene) -> None:
         # One that answers listens.
         await call_echo(scene, "before the pause")
         keys = [key.encode() for key in (scene.keys.live, scene.keys.paused, scene.keys.pulse)]
-        proxy.plan(lambda words: words[3:6] == keys, "late", after=1.0)
+        # The second one for those who beat by the clock: its answer would undo at once what the first one did.
+        for _ in range(2):
+            proxy.plan(lambda words: words[3:6] == keys, "late", after=1.0)
 
         async def is_late() -> bool:
             return bool(proxy.withheld)
