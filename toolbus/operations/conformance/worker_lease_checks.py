@@ -92,6 +92,8 @@ async def drops_what_it_lost(scene: WorkerScene) -> None:
     """A call that was moved to another worker, and that ends before the next renewal, is neither answered nor deleted."""
     await need_slots(scene, 2)
     other = await scene.play_worker(lives=True)
+    await _drops_what_it_lost_on_its_way(scene, other)
+    await scene.prepare()
     for _ in range(2):
         sent, _ = await moved_after_a_renewal(scene, other)
         for _ in range(int(LEASE / 0.1)):
@@ -103,7 +105,6 @@ async def drops_what_it_lost(scene: WorkerScene) -> None:
         if answered or gone:
             raise Broken("it answered a call that had moved to another worker" if answered else "it deleted an entry of another worker")
     await call_echo(scene, "after a lost call")
-    await _drops_what_it_lost_on_its_way(scene, other)
 
 
 async def _drops_what_it_lost_on_its_way(scene: WorkerScene, other: str) -> None:
@@ -130,7 +131,9 @@ async def _drops_what_it_lost_on_its_way(scene: WorkerScene, other: str) -> None
         gone = await scene.is_finished(sent)
         await scene.remove(sent)
         if is_on_its_way and (answered or gone):
-            raise Broken("it answered or deleted a call that another worker had before the read's answer came: its fence is a later one")
+            raise Broken(
+                "it answered or deleted a call that another worker had before the read's answer came, as the fence of before the read tells"
+            )
     finally:
         await proxy.close()
         await scene.kill_worker()

@@ -83,7 +83,11 @@ async def _runs_no_more_than_its_slots(scene: WorkerScene) -> None:
         most = 0
         for _ in range(15):
             await asyncio.sleep(0.1)
-            most = max(most, sum([bool(await scene.frames(each)) and not await scene.has_ended(each) for _, each in sent]))
+            begun, has_one_ended = await scene.begun([each for _, each in sent])
+            if has_one_ended:
+                # Its slot may be another one's before its end is there.
+                break
+            most = begun
         await asyncio.gather(*(scene.remove(each) for _, each in sent))
     finally:
         await proxy.close()
