@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from tests.servers import eventually
-from toolbus import Session, Settings, ToolBus, ToolService, Worker, tool
+from toolbus import Session, Settings, ToolBus, ToolResult, ToolService, Worker, tool
 from toolbus.bus.broker.server.access import rights
 from toolbus.bus.values.confirmations import ConfirmationRequest
 from toolbus.bus.values.results import ConfirmationClosed
@@ -70,6 +70,15 @@ Scenario = Callable[[Place], Any]
 async def plugged() -> str:
     """Be there."""
     return "here"
+
+
+async def out_of_time(bus: ToolBus, tool: str, arguments: dict[str, Any] | None = None) -> ToolResult:
+    """Call a tool whose time is up while it runs: the shortest time, from 0.1 s, in which this machine begins it."""
+    for doubled in range(7):
+        result = await bus.call(tool, arguments, timeout=0.1 * 2**doubled)
+        if result.error is None or result.error.code != "not_taken":
+            break
+    return result
 
 
 async def first_of(bus: ToolBus) -> ConfirmationRequest:

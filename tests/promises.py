@@ -132,7 +132,7 @@ MUTANTS = {
     "Sessions that stay at one worker: after a pause": Mutant(
         "broker/take/sessions.py", "return asked >= since and self.monotonic() < until", "return True"
     ),
-    "Order in sessions": Mutant("worker/slots.py", "if request.ordered and not self._lines.admits(delivery):", "if False:"),
+    "Order in sessions": Mutant("worker/slots.py", "if request.ordered and not self._has_turn(delivery):", "if False:"),
     "Order in sessions: over kills": Mutant("broker/replies/finish.py", "ended=index not in gone_elsewhere", "ended=True"),
     "Lost states": Mutant(
         "worker/session_state.py", 'if not self.is_lost_for(delivery) or self.served.session_lost == "restart":', "if True:"

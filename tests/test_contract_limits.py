@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.contract import Place, plugged
+from tests.contract import Place, out_of_time, plugged
 from toolbus import Blob, Settings, ToolBus, ToolResult, invocation, tool
 from toolbus.bus.middleware import Next, ToolCall
 from toolbus.bus.values.events import Finished
@@ -113,7 +113,7 @@ async def test_a_thread_hears_of_its_cancellation(place: Place) -> None:
         return "never told"
 
     async with place.serving(busy) as bus:
-        result = await bus.call("busy", timeout=0.3)
+        result = await out_of_time(bus, "busy")
         assert result.error is not None
         assert result.error.type == "deadline_exceeded"
     assert seen

@@ -153,6 +153,37 @@ async def test_waiting_calls_can_be_cancelled_and_expire(place: Place) -> None:
         assert steps_of(book, "s") == [-1, 0, 2, 3, 5]
 
 
+async def test_a_call_that_waits_for_its_turn_uses_no_attempt(place: Place) -> None:
+    """More workers than ``max_deliveries`` die while it waits, none of which had begun it, and then it runs; its own runs count."""
+    service = Steps([])
+    worker = place.worker(service, concurrency=4, lease=0.5, max_deliveries=4)
+    async with worker, place.bus() as bus:
+        await bus.wait_for_tool("hold")
+        slots = worker._opened()
+        steps = slots.broker.steps
+        held = asyncio.create_task(bus.call("hold", session="s"))
+        waiting = asyncio.create_task(bus.call("step", {"number": 1}, session="s"))
+        stream = steps.streams["steps"]
+        await eventually(lambda: len(stream.held) == 2)
+        [*_, entry] = stream.held
+
+        async def is_here() -> bool:
+            [[_, owner, _, _]] = await steps.link.execute("XPENDING", stream.key, "g", entry, entry, 1)
+            mine = stream.held.get(entry)
+            return bool(owner.decode() == stream.consumer and not slots._counting and mine and mine.excused)
+
+        for number in range(6):
+            [[_, _, _, attempt]] = await steps.link.execute("XPENDING", stream.key, "g", entry, entry, 1)
+            await steps.link.execute("HINCRBY", stream.fence, f"c:{stream.consumer}", 1)
+            await steps.link.execute("XCLAIM", stream.key, "g", f"dead{number}", 0, entry, "RETRYCOUNT", attempt)
+            await eventually(is_here, timeout=10.0)
+        assert stream.held[entry].tries == 1
+        service.go.set()
+        assert (await held).success
+        assert (await waiting).output == "1"
+        assert steps_of(service.book, "s") == [-1, 1]
+
+
 async def test_a_call_that_is_tried_again_keeps_its_place(place: Place) -> None:
     """The calls behind it wait for its last attempt."""
     book: list[tuple[str, int]] = []

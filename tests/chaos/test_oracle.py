@@ -255,6 +255,15 @@ def test_a_handler_that_nobody_can_reach_may_go_on() -> None:
     assert violations(with_(Hit(8.4, "partition", 8.6, ""))(late(clean())))
 
 
+def test_a_cancellation_may_die_with_its_agent() -> None:
+    """One that is killed before a server that was away can be heard has told nobody; one that lived on, or was heard, has."""
+    again = with_(Begun(18.5, DEEP.key, 2, WORKER, "id9"), Left(18.6, DEEP.key, 2, WORKER, "done"))
+    for away, killed, right in ((8.6, 9.3, True), (8.2, 9.3, False), (8.6, 30.0, False)):
+        faults = with_(Hit(8.0, "server-kill", away, ""), Exited(killed, "agent", AGENT, -9, True))
+        late = [found for found in violations(again(faults(clean()))) if found.key == DEEP.key and "began" in found.what]
+        assert (late == []) is right, (away, killed)
+
+
 def test_a_worker_that_leaves_answers_what_it_had_begun_of_a_session() -> None:
     """While it drains, a session has calls at the old worker and at the new one; before that, it has not."""
     late = changed(Ended, SITS[3].key, output=f"{SITS[3].key}:1.5:3")

@@ -188,9 +188,12 @@ async def test_real_messages_fit_the_schemas(place: Place) -> None:
         assert not jsonschema_rs.validator_for(schema_of(name)).is_valid(document), name
 
 
-def test_vectors_and_schemas_are_written(tmp_path: Path) -> None:
-    """They stand beside the scripts; a field that a message may leave out is not required."""
+def test_vectors_schemas_and_requirements_are_written(tmp_path: Path) -> None:
+    """They stand beside the scripts; a field that a message may leave out is not required, and each requirement has a meaning."""
     write(tmp_path)
+    required = msgspec.json.decode((tmp_path / "requirements.json").read_bytes())
+    assert {"id": "W13", "level": 0} in [{name: each[name] for name in ("id", "level")} for each in required["worker"]]
+    assert all(each["meaning"] for each in (*required["worker"], *required["agent"]))
     assert (tmp_path / "vectors.json").read_bytes() == VECTORS.read_bytes()
     assert {path.stem for path in (tmp_path / "schemas").iterdir()} == SCHEMAS.keys()
     request = msgspec.json.decode((tmp_path / "schemas" / "request.json").read_bytes())["$defs"]["Request"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 # Blocks that have no commands: pictures, output, messages. By page and first line.
 SHOWN = {
-    ("CONTRIBUTING.md", "broker: wake the taker when a slot frees up"),
     ("README.md", "publish                  take                      run"),
     ("docs/how-to/chat2graph.md", "['get_schema'] ['plan', 'query']"),
     ("docs/how-to/confirmations.md", "Allow delete_rows for alice?"),

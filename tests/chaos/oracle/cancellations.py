@@ -47,7 +47,7 @@ def _late(case: Case, silences: list[_Silence], begun: Begun, since: float) -> I
     if over > _by(case, silences, heard, begun.pid, agent):
         what = f"attempt {begun.attempt} in process {begun.pid} ran until {over - heard:.1f} s after nobody wanted it any more"
         yield Violation("cancelled", what, begun.key)
-    if begun.key in case.cancelled and begun.at > _by(case, silences, case.cancelled[begun.key].at, begun.pid, agent):
+    if begun.key in case.cancelled and begun.at > _by(case, silences, since, begun.pid, agent):
         late = begun.at - case.cancelled[begun.key].at
         yield Violation(
             "cancelled", f"attempt {begun.attempt} in process {begun.pid} began {late:.1f} s after the call was cancelled", begun.key
@@ -60,10 +60,12 @@ def _unwanted_since(case: Case, silences: list[_Silence], planned: Planned) -> f
     if cancelled is not None:
         gone = case.exits.get(cancelled.pid)
         # What it said while nobody heard it may have died with it.
-        unheard = gone is not None and any(
+        if gone is None or gone.at > _by(case, silences, cancelled.at, cancelled.pid):
+            return cancelled.at
+        unheard = any(
             began <= gone.at and until > cancelled.at and (not whose or cancelled.pid in whose) for began, until, whose in silences
         )
-        return gone.at + _unnoticed(case) if gone is not None and unheard else cancelled.at
+        return gone.at + _unnoticed(case) if unheard else cancelled.at
     if issued is None or planned.key in case.ended or not case.abandoned(issued):
         return None
     return case.exits[issued.pid].at + _unnoticed(case)

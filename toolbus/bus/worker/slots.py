@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from toolbus.bus import telemetry
+from toolbus.bus.broker.protocols import Note
 from toolbus.bus.broker.statistics.answers import MOST_CALLS, InstanceAnswer, RunningCall, ServedService, ToolStatistics
 from toolbus.bus.middleware import Middleware
 from toolbus.bus.support.deadlines import Deadlines
@@ -333,7 +334,7 @@ class Slots:
         except ToolError as failure:
             self._turn_away(delivery, served, failure.error)
             return
-        if request.ordered and not self._lines.admits(delivery):
+        if request.ordered and not self._has_turn(delivery):
             return
         if tries >= self._alone_from and not alone:
             self._waiting.suspects.append(delivery)
@@ -394,8 +395,28 @@ class Slots:
         if delivery is not None:
             self._spawn(self._run_again(delivery), self._counting)
 
+    def _has_turn(self, delivery: Delivery) -> bool:
+        """Return whether a call of a session may begin now; otherwise it is started when it may.
+
+        One that waits uses no attempt meanwhile: its worker may die before it begins.
+        """
+        if not self._lines.admits(delivery):
+            if delivery.tries > 1:
+                delivery.excused = True
+                delivery.handed_back += 1
+                self._spawn(self._note_excuse(delivery), self._counting)
+            return False
+        if delivery.excused:
+            self._spawn(self._run_again(delivery), self._counting)
+        return not delivery.excused
+
+    async def _note_excuse(self, delivery: Delivery) -> None:
+        # Without the note the attempt counts, as it does where the worker dies at once.
+        with contextlib.suppress(BrokerError):
+            await self.broker.steps.notes.write(delivery, Note(delivery.deadline))
+
     async def _run_again(self, delivery: Delivery) -> None:
-        """Have the server count the next attempt of a failed request, and start it."""
+        """Have the server count the next attempt of a request that failed or whose turn has come, and start it."""
         try:
             again = await self.broker.retry(delivery)
         except BrokerError as error:
@@ -412,7 +433,8 @@ class Slots:
         if self._taking.stopped or again.request.service in self._leaving:
             await hand_back(self.broker, [again])
             return
-        self._waiting.due.append(again)
+        # It has failed in this process and not killed it, or else waited for its turn and may have killed others.
+        (self._waiting.ready if delivery.excused else self._waiting.due).append(again)
         self.start_due()
 
     def _report(self, end: End, delivery: Delivery, error: ErrorInfo | None = None) -> None:

@@ -42,7 +42,8 @@ def scripts_command(folder: Annotated[Path, argument(type=Folder)]) -> None:
     """Write each Lua script into FOLDER, whole, in a folder for each step.
 
     index.json has the SHA-1 digest of each, by which EVALSHA knows it. vectors.json has inputs and what becomes of them: digests, keys,
-    frames, deadlines, verdicts. schemas/ has a JSON Schema of each kind of message.
+    frames, deadlines, verdicts. requirements.json has what is required of workers and of agents, and at which level. schemas/ has a JSON
+    Schema of each kind of message.
     """
     from toolbus.bus.broker.server import scripts
     from toolbus.operations.conformance import exported
@@ -52,7 +53,7 @@ def scripts_command(folder: Annotated[Path, argument(type=Folder)]) -> None:
         exported.write(folder)
     except OSError as error:
         fail(f"can't write the scripts: {reason(error)}")
-    print_line(f"wrote {len(scripts.ALL)} scripts, {exported.VECTORS.name} and {len(exported.SCHEMAS)} schemas to {folder}")
+    print_line(f"wrote {len(scripts.ALL)} scripts, vectors.json, requirements.json and {len(exported.SCHEMAS)} schemas to {folder}")
 
 
 @command("constants", into=protocol_command)

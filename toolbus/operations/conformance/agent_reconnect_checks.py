@@ -288,3 +288,12 @@ async def names_open_flushes(scene: AgentScene) -> None:
     latest = flushes[-1]
     if is_early and ((len(latest) - 3) % 4 != 1 or latest[-1] != flushes[0][0]):
         raise Broken(f"a flush that was sent before the answer of flush {flushes[0][0].decode()} has the end {latest[-1][:40]!r}")
+
+
+RECONNECTS.unchecked(
+    "A58",
+    2,
+    "asks-people",
+    "A model's call of a tool with `confirm` is published only once a person has allowed it",
+    "the kit calls as a program does, which may allow its own calls",
+)

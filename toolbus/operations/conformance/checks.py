@@ -88,6 +88,11 @@ class Requirement(msgspec.Struct, Generic[S], frozen=True):
     run: Callable[[S], Awaitable[None]] | None
     unchecked: str = ""
 
+    @property
+    def about(self) -> dict[str, str | int]:
+        """The requirement as programs read it."""
+        return {"id": self.id, "level": self.level, "name": self.name, "meaning": self.meaning, "unchecked": self.unchecked}
+
 
 class Table(Generic[S]):
     """The requirements of workers or of agents, in the order in which they are defined."""

@@ -1,4 +1,4 @@
-"""Write vectors, and JSON Schemas of the messages, for programs in other languages."""
+"""Write vectors, JSON Schemas of the messages, and what is required, for programs in other languages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationReq
 from toolbus.bus.values.descriptors import Publication
 from toolbus.bus.values.envelope import Frame, Request
 from toolbus.bus.values.pins import Pin
+from toolbus.operations.conformance.agent_checks import AGENT
+from toolbus.operations.conformance.worker_checks import WORKER
 
 VECTORS = Path(__file__).with_name("vectors.json")
 """Inputs and what becomes of them: digests, keys, frames, deadlines, verdicts."""
@@ -57,12 +59,17 @@ def schema_of(name: str) -> dict[str, Any]:
 
 
 def write(folder: Path) -> None:
-    """Write vectors.json, and each schema as schemas/<document>.json.
+    """Write vectors.json, requirements.json, and each schema as schemas/<document>.json.
 
     Raises:
         OSError: a file can't be written.
     """
     (folder / VECTORS.name).write_bytes(VECTORS.read_bytes())
     (folder / "schemas").mkdir(exist_ok=True)
-    for name in SCHEMAS:
-        (folder / "schemas" / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(schema_of(name))) + b"\n")
+    documents: dict[str, Any] = {f"schemas/{name}": schema_of(name) for name in SCHEMAS}
+    documents["requirements"] = {
+        "worker": [each.about for each in WORKER.requirements],
+        "agent": [each.about for each in AGENT.requirements],
+    }
+    for name, document in documents.items():
+        (folder / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")

@@ -94,7 +94,8 @@ class Delivery(msgspec.Struct, eq=False):
         queue: the stream that it comes from.
         fence: the state under which it is known to be this worker's.
         begun: whether a run of it has been started here.
-        handed_back: how many of the attempts before this one were cut off by workers that left.
+        handed_back: how many of the attempts, before this one or with it, count against nobody: workers that left cut them off, or they
+            waited for their turn.
         server: run id of the server that accepted it, when it must not happen twice.
         noted: whether the server has a note about it, which goes when it ends.
         recovered: whether it was taken over, and not delivered by the group.
@@ -102,6 +103,7 @@ class Delivery(msgspec.Struct, eq=False):
         cancelled: the type of the error that its caller has, once that gave it up.
         extended: the deadline of a call that joined it, in monotonic seconds; 0 without one.
         counting: whether the server is asked to count its next attempt; the answer says whether it is still ours.
+        excused: whether this attempt does not count, since it waits for its turn in a session; the next one is counted when that comes.
     """
 
     request: Request
@@ -123,6 +125,7 @@ class Delivery(msgspec.Struct, eq=False):
     cancelled: str = ""
     extended: float = 0.0
     counting: bool = False
+    excused: bool = False
 
     @property
     def is_held(self) -> bool:
@@ -141,7 +144,7 @@ class Delivery(msgspec.Struct, eq=False):
 
     def again(self, attempt: int, run: str) -> Self:
         """Return the same request for a further run on this worker."""
-        return msgspec.structs.replace(self, attempt=attempt, run=run, begun=False, counting=False)
+        return msgspec.structs.replace(self, attempt=attempt, run=run, begun=False, counting=False, excused=False)
 
 
 _MOST_UNFINISHED = 4_096
