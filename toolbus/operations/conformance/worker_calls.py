@@ -273,14 +273,14 @@ async def check_often(age: Callable[[], Awaitable[int]], what: str) -> None:
     """
     before, times = await age(), 0
 
-    async def is_anew_soon() -> bool:
+    async def is_repeated_in_time() -> bool:
         nonlocal before, times
         was, before = before, await age()
         times += before < was
         # The first time may follow something else, as a delivery.
         return before < was <= LEASE * 500 and times > 1
 
-    await until(is_anew_soon, 3 * LEASE, f"{what} three times a lease: it never did so within half a lease")
+    await until(is_repeated_in_time, 3 * LEASE, f"{what} three times a lease: it never did so within half a lease")
 
 
 async def check_order(scene: WorkerScene, first: Sent, second: Sent, problem: str) -> None:
