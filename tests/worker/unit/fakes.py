@@ -89,6 +89,7 @@ class FakeBroker:
         self.noted: list[tuple[str, int, Ending]] = []
         self.retried: list[Delivery] = []
         self.retry_answers: list[Any] = []
+        self.excused: list[tuple[Delivery, Note, int]] = []
         self.asked_for: list[int] = []
         self.questions: list[ConfirmationRequest] = []
         self.left_over: list[list[Delivery]] = []
@@ -144,6 +145,11 @@ class FakeBroker:
         again = delivery.queue.held[delivery.entry] = delivery.again(delivery.attempt + 1, f"{delivery.run}+")
         return again
 
+    async def write(self, delivery: Delivery, note: Note) -> None:
+        self.excused.append((delivery, note, delivery.handed_back))
+        if self.failure is not None:
+            raise self.failure
+
     async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
         if self.hand_back_failure is not None:
             raise self.hand_back_failure
@@ -173,9 +179,6 @@ class FakeBroker:
         self.questions.append(request)
         opened()
         return ConfirmationAnswer(True)
-
-    async def write(self, delivery: Delivery, note: Note) -> None:
-        pass
 
     async def before(self, deliveries: Sequence[Delivery]) -> list[list[bytes]]:
         self.asked_before.append([delivery.entry for delivery in deliveries])

@@ -13,6 +13,7 @@ import pytest
 
 from tests.worker.unit.fakes import Bench, echo, flaky, handlers, hold, stubborn
 from toolbus import ErrorInfo, ToolError, tool
+from toolbus.bus.broker.protocols import Note
 from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.values.results import BrokerUnavailable, deadline_exceeded
 from toolbus.bus.worker.lines import Early
@@ -282,6 +283,38 @@ async def test_a_call_that_waits_for_its_turn_is_refused_at_its_deadline(gate: a
     assert [end.frame.error for end in bench.broker.ends] == [expected] * 2
     gate.set()
     await asyncio.sleep(1)
+
+
+async def test_a_call_that_waits_for_its_turn_is_counted_when_it_comes(gate: asyncio.Event, seen: list[Any]) -> None:
+    """Its attempt is noted as none; the next one may have killed its workers as before, and waits until nothing else runs."""
+    bench = Bench(hold, echo, max_deliveries=3)
+    bench.slots.start(of_session(bench, "hold"))
+    first, again = (of_session(bench, "echo", {"text": "again"}, attempt=attempt) for attempt in (1, 3))
+    bench.slots.start(again)
+    bench.slots.start(first)
+    await bench.settle()
+    assert bench.broker.excused == [(again, Note(again.deadline), 1)]
+    assert again.excused is True
+    assert again.tries == 2
+    assert not bench.broker.retried
+    gate.set()
+    await bench.settle()
+    assert [(each.attempt, each.tries) for each in bench.slots._waiting.suspects] == [(4, 3)]
+    assert bench.broker.retried == [again]
+    assert seen[-1] != "again"
+
+
+async def test_a_call_whose_note_is_refused_runs_when_its_turn_comes(gate: asyncio.Event) -> None:
+    """Its attempt counts then if the worker dies, as that of any other call."""
+    bench = Bench(hold, echo)
+    bench.broker.failure = BrokerUnavailable("gone")
+    bench.slots.start(of_session(bench, "hold"))
+    bench.slots.start(again := of_session(bench, "echo", {"text": "again"}, attempt=2))
+    await bench.settle()
+    gate.set()
+    await bench.settle()
+    assert [end.frame.id for end in bench.broker.ends][1:] == [again.request.id]
+    assert bench.broker.retried == [again]
 
 
 @pytest.mark.parametrize("moved", [True, False])

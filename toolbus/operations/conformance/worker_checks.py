@@ -218,7 +218,7 @@ async def survives_unreadable_requests(scene: WorkerScene) -> None:
 
 @WORKER.check("W12", 0)
 async def survives_callers_that_left(scene: WorkerScene) -> None:
-    """A caller without a reply stream gets no stream back, and stops nothing."""
+    """A caller without a reply stream gets none back that lasts, and stops nothing."""
     gone = secrets.token_hex(16)
     sent = await scene.publish("echo", {"text": "x"}, agent=gone)
     await wait_until_gone(scene, sent)

@@ -6,7 +6,7 @@
 -- KEYS: 1 request stream, 2 fence, 3 dead letters, 4 record of the call's idempotency key and 5 started mark,
 --       if the key is to be free again unless another run began `once` work
 -- ARGV: 1 consumer, "" for an operator, 2 known generation, 3 known counter, 4 id, 5 reason, "" to keep no dead letter, 6 number of its
---       attempt, 7 last error, 8 document, 9 most dead letters, 10 TTL (ms), 11 reply stream or "", 12 frames (a JSON list) or "",
+--       attempt, 7 last error (its message), 8 document, 9 most dead letters, 10 TTL (ms), 11 reply stream or "", 12 frames (a JSON list) or "",
 --       13 call id and 14 run token, or "" without KEYS 4
 -- Returns 1, or 0 when the entry is no longer ours, or nobody's.
 local queue, entry = KEYS[1], ARGV[4]
