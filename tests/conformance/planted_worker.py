@@ -611,7 +611,7 @@ class PlantedWorker(Sessions):
     def gives_back(self) -> bool:
         """Return whether what a read brings goes back, since things have changed while it waited."""
         leaves = self.draining and not has("takes-while-leaving")
-        if self.room() < 1 and not (has("runs-excess") or has("slots-for-each-stream")):
+        if self.room() < 1 and not has("slots-for-each-stream"):
             return True
         return (self.paused and not has("keeps-reading")) or leaves or self.has_suspect()
 
@@ -630,12 +630,12 @@ class PlantedWorker(Sessions):
         while True:
             await asyncio.sleep(LEASE_MS / 3000)
             turn += 1
-            if not has("no-beat") and not (self.draining and has("no-beats-while-leaving")) and not (has("beats-rarely") and turn % 2):
+            if not has("no-beat") and not (self.draining and has("no-beats-while-leaving")) and not (has("beats-rarely") and turn % 3):
                 self.beating = asyncio.create_task(self.beat())
                 if not has("beats-by-the-clock"):
                     await self.beating
             renews = not has("no-renew") and not (self.draining and has("no-renewals-while-leaving"))
-            renews = renews and not (self.paused and has("pause-stops-renewing")) and not (has("renews-rarely") and turn % 2)
+            renews = renews and not (self.paused and has("pause-stops-renewing")) and not (has("renews-rarely") and turn % 3)
             for call in list(self.calls.values()) if renews else ():
                 await self.renew(call)
             await self.clean_up()

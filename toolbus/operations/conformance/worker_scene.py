@@ -324,12 +324,6 @@ class WorkerScene(Scene):
             await self._take_in()
         return self._frames.get(sent.id, [])
 
-    async def begun(self, calls: list[Sent]) -> tuple[int, bool]:
-        """Return how many of some calls have frames, and whether one of them has ended, by one look at the stream."""
-        await self.frames(calls[0])
-        found = [frames for each in calls if (frames := self._frames.get(each.id))]
-        return len(found), any(frames[-1].get("end_of_stream") for frames in found)
-
     async def has_ended(self, sent: Sent) -> bool:
         """Return whether the end of a request has come.
 

@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 
-from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.checks import Broken, NotChecked, Table, until
-from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import BESIDE, LEASE, SERVICE
 from toolbus.operations.conformance.worker_calls import (
     SLACK,
@@ -55,55 +53,6 @@ async def shares_its_slots(scene: WorkerScene) -> None:
         await scene.ended(each, 15.0)
     if waiting:
         raise Broken(f"{len(waiting)} of {len(taken)} requests that it has taken wait in it, and no other worker can run them")
-    await _runs_no_more_than_its_slots(scene)
-
-
-async def _runs_no_more_than_its_slots(scene: WorkerScene) -> None:
-    """Check that what a read brings does not run when what was handed back has taken the slots since the read was sent."""
-    proxy = Proxy(scene.port)
-    await proxy.start()
-    known = {scripts.REAP.sha.encode(), scripts.REAP.source.encode()}
-    reads = proxy.watch(lambda words: words[0].upper() == b"XREADGROUP")
-    reaps = proxy.watch(lambda words: words[0].upper().startswith(b"EVAL") and words[1] in known)
-    lasting = {"to": 2, "delay": 1.0}
-
-    async def has_asked() -> bool:
-        return bool(reads and reaps)
-
-    try:
-        await scene.start_behind(proxy)
-        await until(has_asked, LEASE / 3 + SLACK, "it does not run `reap.lua` three times a lease, or does not read")
-        # While it runs nothing, all its slots are free.
-        slots = max(*map(_read_for, reads), *(int(words[9]) for words in reaps))
-        sent = await publish_together(scene, _MOST_AT_ONCE, lasting, consumer="~back", timeout=3.0, events=True)
-        await scene.tell(f"back {SERVICE}")
-        await until(partial(_runs_any, scene, [each for _, each in sent]), 5.0, "it does not take what was handed back")
-        sent += await publish_together(scene, _MOST_AT_ONCE, lasting, timeout=3.0, events=True)
-        most = 0
-        for _ in range(15):
-            await asyncio.sleep(0.1)
-            begun, has_one_ended = await scene.begun([each for _, each in sent])
-            if has_one_ended:
-                # Its slot may be another one's before its end is there.
-                break
-            most = begun
-        await asyncio.gather(*(scene.remove(each) for _, each in sent))
-    finally:
-        await proxy.close()
-        await scene.kill_worker()
-    # It may keep some for one of the two.
-    if most > slots * 5 // 4:
-        raise Broken(f"it runs {most} calls at once, and asks for {slots} when it runs none: what exceeds its slots goes back")
-
-
-def _read_for(words: list[bytes]) -> int:
-    """Return how many requests a read may bring, whose COUNT is for each stream."""
-    names = [word.upper() for word in words]
-    return int(words[names.index(b"COUNT") + 1]) * ((len(words) - names.index(b"STREAMS")) // 2)
-
-
-async def _runs_any(scene: WorkerScene, calls: list[Sent]) -> bool:
-    return any([await scene.frames(each) for each in calls])
 
 
 # As many calls are more than most workers run at once.
@@ -209,9 +158,12 @@ async def takes_over_first(scene: WorkerScene) -> None:
     other = await scene.play_worker(lives=True)
     sent = await unseen(scene, "echo", {"text": "of a dead worker"}, other, 1)
     running = await _fill(scene)
-    waiting = [await scene.publish("count", {"to": 1_000, "delay": 0.2}) for _ in range(40)]
-    # So that those which there is a slot for have begun.
-    await asyncio.sleep(0.5)
+    waiting = [await scene.publish("count", {"to": 1_000, "delay": 0.2}) for _ in range(_MANY)]
+    # Those which there is a slot for have begun when no more are taken.
+    before, taken = -1, 0
+    while taken > before:
+        await asyncio.sleep(0.5)
+        before, taken = taken, (await scene.probe.run("XPENDING", scene.queue, "g"))[0]
     await scene.see_the_end(other)
     await asyncio.sleep(LEASE / 3 + SLACK)
     if await scene.frames(sent):
