@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -114,8 +113,6 @@ def main(
 
 def run(options: Options, folder: Path) -> Report:
     """One run from start to judgement."""
-    # Told to stop, it cleans up as after Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     return judged(options, folder, asyncio.run(Driver(options, folder, click.echo).run()))
 
 

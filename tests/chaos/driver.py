@@ -59,7 +59,9 @@ class Driver:
         self._read_to: dict[Path, int] = {}
 
     async def run(self) -> float:
-        """Run to the end; returns how many seconds of it calls were made."""
+        """Run to the end, or to SIGTERM; returns how many seconds of it calls were made."""
+        # As Ctrl-C, of which asyncio makes a cancellation: an exception anywhere in the loop may leave it stuck.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
         try:
             self.server.start()
             self.client = aredis.Redis(host="127.0.0.1", port=self.server.port, socket_timeout=10, protocol=3)
@@ -215,8 +217,9 @@ class Driver:
         return await snapshot.take(self.client, self.options.namespace, name, workers=workers)
 
     async def _sample(self) -> None:
-        client = aredis.Redis(host="127.0.0.1", port=self.server.port, socket_timeout=2, protocol=3)
-        while True:
+        client, task = aredis.Redis(host="127.0.0.1", port=self.server.port, socket_timeout=2, protocol=3), asyncio.current_task()
+        # redis-py takes a cancellation that comes while it connects for a connection that failed.
+        while task is not None and not task.cancelling():
             await asyncio.sleep(_SAMPLE_EVERY)
             with suppress(redis.RedisError, OSError):
                 used = (await client.info("memory"))["used_memory"]

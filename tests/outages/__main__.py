@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -116,7 +115,6 @@ def main(minutes: float, seed: int | None, calls: int, workers: int) -> None:
     )
     folder = Path(tempfile.mkdtemp(prefix="toolbus-alarms-"))
     click.echo(f"seed {options.seed}: {options.calls} calls in {options.seconds:g} s; {folder}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     seconds, fired, samples = asyncio.run(watched(options, folder))
     found = judged(options, folder / "chaos", seconds)
     click.echo(text(found))

@@ -28,7 +28,7 @@ def test_a_small_run_kills_hosts_and_programs_and_finds_nothing() -> None:
 @pytest.mark.timeout(120)
 def test_a_run_that_does_not_end_says_what_it_waits_for() -> None:
     """The watchdog ends it with the stacks of its tasks and of its hosts'."""
-    options = ["--seed", "4", "--kills", "1000", "--hosts", "1", "--callers", "1", "--most", "1", "--ends", "1", "--between", "600"]
+    options = ["--seed", "4", "--kills", "1000", "--hosts", "1", "--callers", "1", "--most", "1", "--ends", "1", "--between", "60"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.chaos.platform", *options], capture_output=True, text=True, check=False, timeout=110
     )
