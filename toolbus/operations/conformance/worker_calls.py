@@ -344,7 +344,7 @@ async def publish_together(
 ) -> list[tuple[str, Sent]]:
     """Publish calls of `count` in one script, by turns for some services, and return the service of each and the call.
 
-    With a consumer, they are handed to it, and the worker is not delivered them. Who takes requests as they come never has many at once.
+    With a consumer, they are handed to it, and the worker is not delivered them. One by one, a quick worker would never hold many.
     """
     whose = [services[at % len(services)] for at in range(number)]
     calls = [scene.unsent("count", arguments, service=service, **fields) for service in whose]

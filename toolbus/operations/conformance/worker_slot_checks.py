@@ -21,8 +21,6 @@ from toolbus.operations.conformance.worker_calls import (
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 
 SLOTS = Table[WorkerScene]()
-# Calls of which a worker is given fewer at once.
-_MOST_AT_ONCE = 300
 
 
 @SLOTS.check("W69", 2)

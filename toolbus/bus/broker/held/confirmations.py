@@ -292,7 +292,7 @@ def read_note(text: bytes, clock: ServerClock) -> Note:
 
 
 def handed_back(text: bytes) -> int:
-    """Return how often leaving workers have cut a call off, as its note states; 0 when that can't be read."""
+    """Return how many attempts of a call count against nobody, as its note states; 0 when that can't be read."""
     words = text.split(maxsplit=_HANDED_BACK + 1)
     try:
         return integer(words[_HANDED_BACK]) if len(words) > _HANDED_BACK else 0

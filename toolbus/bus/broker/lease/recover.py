@@ -276,7 +276,7 @@ class ReapedEntry(NamedTuple):
 
     @property
     def tries(self) -> int:
-        """The number of that attempt among those that no leaving worker cut off."""
+        """The number of that attempt among those that count against the call."""
         return self.attempt - handed_back(self.note)
 
 

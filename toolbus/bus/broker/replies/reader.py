@@ -320,12 +320,7 @@ def constants(settings: Settings) -> list[Constant]:
         Constant("lease", settings.lease, "s", "argument of `beat.lua` and `register.lua`; renewed three times in it (setting)"),
         Constant("longest_lease", LONGEST_LEASE, "s", "that any process of a namespace may have; argument of `unregister.lua`"),
         Constant("max_deliveries", settings.max_deliveries, "", "attempts of a request; beyond them it is a dead letter (setting)"),
-        Constant(
-            "alone_from",
-            settings.alone_from,
-            "",
-            "attempt from which a request runs alone, the last but one; argument of `reap.lua`",
-        ),
+        Constant("alone_from", settings.alone_from, "", "attempt from which a request runs alone, the last but one; for `reap.lua`"),
         Constant("cooldown", settings.cooldown, "s", "for which a name stays its owner's after its last worker left (setting)"),
         Constant("registry_ttl", TTL, "s", "of the registry's tables and of a service's keys; argument of the registry's scripts"),
         Constant("queue_limit", settings.queue_limit, "", "requests queued and running; argument of `publish.lua` (setting)"),

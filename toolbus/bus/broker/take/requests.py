@@ -134,7 +134,7 @@ class Delivery(msgspec.Struct, eq=False):
 
     @property
     def tries(self) -> int:
-        """The number of this attempt among those that count against ``max_deliveries``: a worker that leaves did not die of its calls."""
+        """The number of this attempt among those that count against ``max_deliveries``."""
         return self.attempt - self.handed_back
 
     @property

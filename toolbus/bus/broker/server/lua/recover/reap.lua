@@ -69,7 +69,7 @@ end
 local function is_suspect(entry, counted)
   local attempt = entry[4] + counted
   if attempt < alone then return false end
-  -- Attempts that leaving workers cut off killed nobody (hand_back.lua).
+  -- Attempts that leaving workers cut off (hand_back.lua), or that waited for their turn (extend.lua), killed nobody.
   return attempt - (tonumber(note_of(entry[1]):match('^%d+ %d+ %d+ (%d+)$')) or 0) >= alone
 end
 
