@@ -174,6 +174,25 @@ async def test_a_suspect_starts_where_nothing_runs(recovery: Recovery) -> None:
     assert recovery.ran == [(b"1-0", SETTINGS.alone_from + 1)]
 
 
+@pytest.mark.parametrize(("waits", "reaps"), [(False, 3), (True, 1)])
+async def test_what_ended_at_once_makes_way_for_the_next_suspect(recovery: Recovery, waits: bool, reaps: int) -> None:
+    """Dead letters, each of which is taken alone, follow each other in one turn; a suspect that waits to run lets none be taken."""
+    poison = [recovery.entry(number, delivered=SETTINGS.max_deliveries) for number in (1, 2)]
+    listener = recovery.bench.listener
+
+    def answer(keys: Any, args: Any) -> Any:
+        taken = [poison.pop(0)] if poison and listener.slots else []
+        if waits:
+            listener.slots = 0
+        return [*FENCE, taken, 0, b"0-0"]
+
+    recovery.bench.link.answers["reap"] = answer
+    await recovery.upkeep.recover()
+    assert len(recovery.ran) == min(reaps, 2)
+    assert len(recovery.bench.link.args("reap")) == reaps
+    assert not recovery.upkeep.has_postponed
+
+
 @pytest.mark.parametrize("counted", [0, 1])
 async def test_what_this_worker_had_already_does_not_run_once_more(recovery: Recovery, counted: int) -> None:
     """Its renewals were late: a call that runs goes on, and one that was answered meanwhile is gone, as its entry shows."""

@@ -493,7 +493,9 @@ class Upkeep(msgspec.Struct, eq=False):
         # The entry that was tried least is least likely to kill this worker.
         for entry in sorted(reaped.entries, key=lambda entry: entry.tries):
             await self._run_again(stream, entry, reaped.fence)
-        return stream in self.postponed and self.listener.free_slots() > 0
+        # What must run alone was taken alone. Where it ended at once, as a dead letter does, the next one does not wait for a turn.
+        alone = reaped.entries[0].tries >= stream.alone_from
+        return (alone or stream in self.postponed) and self.listener.free_slots() > 0
 
     async def _rescue(self, stream: RequestStream) -> None:
         """Let requests run that wait although their group has come further, stretch by stretch while such are found."""
