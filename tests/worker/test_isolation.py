@@ -57,6 +57,7 @@ async def test_handlers_run_in_another_process_and_are_reused(place: Place) -> N
     await eventually(lambda: not any(map(alive, pids)))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("kind", "output", "data", "content"),
     [
@@ -123,6 +124,7 @@ async def test_the_invocation_is_there(here: Place) -> None:
     assert asking.error.code == "no_questions"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("how", "type_", "code", "words"),
     [

@@ -52,6 +52,7 @@ async def test_text_formats_are_read_in_their_usual_shapes_and_encodings(shared_
     assert (await shared_client.sql("SELECT * FROM t ORDER BY a")).data["rows"] == [[1, "x"], [2, "ü"]]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("charset", "word"),
     [
@@ -95,6 +96,7 @@ async def test_every_type_arrives_as_json(shared_client):
     assert row == [1, 1.5, "NaN", None, "2024-01-02 03:04:05+00", "3 days", [1, 2], {"k": "v"}, {"m": 1}, "x", True, "10:00:00"]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "statement",
     [
@@ -349,6 +351,7 @@ async def test_an_unknown_table_is_answered_with_the_known_ones(sales):
     assert "upload one with data_upload" in failed(await empty.sql("FROM nowhere"), "invalid_arguments", "bad_sql")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
