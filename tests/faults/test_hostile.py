@@ -63,6 +63,7 @@ async def test_hostile_values_stop_nobody(canary: Canary, name: str) -> None:
     canary.forget(place)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name",
     some(["fence", "live", "log", "names", "queue"], [name for name in hostile.KEY_NAMES if name not in CHANNELS]),

@@ -106,7 +106,8 @@ async def test_the_invocation_is_there(here: Place) -> None:
             result = await call.result()
         nested, asking = await bus.call("iso_nested"), await bus.call("iso_asks")
     data = result.data
-    assert 15 < data.pop("left") < 20
+    # The worker knows the clock of the server to within a round trip.
+    assert 10 < data.pop("left") < 25
     assert data.pop("id") == result.meta.id
     assert data == {
         "tool": "iso_here",

@@ -35,6 +35,7 @@ async def test_uploaded_rows_are_queried(server, namespace):
         assert result.output == "region | total\nnorth | 15\nsouth | 20\n"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("content", "arguments"),
     [
@@ -143,6 +144,7 @@ async def test_an_uploaded_table_can_be_neither_changed_nor_hidden(shared_sales,
     assert len((await shared_sales.call("data_tables")).data["tables"]) == 1
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("reading", ["t", "seen", '"T"', "sales WHERE amount IN (SELECT amount FROM t)"])
 async def test_a_statement_that_would_change_more_each_time_is_refused(shared_sales, reading):
     """A statement that reads the table it replaces, also through a view, is refused: it would give 2, 4, 8 rows."""
