@@ -361,7 +361,7 @@ async def test_a_later_deadline_comes_with_the_entry(recovery: Recovery) -> None
     assert (first.deadline, first.noted) == (200.0, True)  # type: ignore[attr-defined]
     assert (second.deadline, second.noted) == (160.0, False)  # type: ignore[attr-defined]
     assert (third.deadline, third.noted) == (160.0, True)  # type: ignore[attr-defined]
-    assert [first.handed_back, second.handed_back, third.handed_back] == [0, 0, 2]
+    assert [first.excused_attempts, second.excused_attempts, third.excused_attempts] == [0, 0, 2]
 
 
 async def test_calls_of_dead_callers_end(recovery: Recovery) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.held.confirmations import NOTE_TTL, DeadlineNotes, handed_back
+from toolbus.bus.broker.held.confirmations import NOTE_TTL, DeadlineNotes, excused_attempts
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import WorkerListener
 from toolbus.bus.broker.registry.publications import WorkerRegistration
@@ -259,7 +259,7 @@ class ReapedEntry(NamedTuple):
         counted: 1 when its run here is a further attempt, 0 when not.
         fields: its fields, flat; None when the entry is gone.
         owner: the consumer that had it until now.
-        note: what is known about the call beyond its fields, see ``read_note`` and ``handed_back``; empty for most.
+        note: what is known about the call beyond its fields, see ``read_note`` and ``excused_attempts``; empty for most.
     """
 
     id: bytes
@@ -277,7 +277,7 @@ class ReapedEntry(NamedTuple):
     @property
     def tries(self) -> int:
         """The number of that attempt among those that count against the call."""
-        return self.attempt - handed_back(self.note)
+        return self.attempt - excused_attempts(self.note)
 
 
 class Reaped(NamedTuple):
