@@ -196,6 +196,18 @@ def test_a_suspect_that_waits_goes_to_who_holds_nothing(pool: Still, consumer: s
     assert pool.counter(consumer) is None
 
 
+@pytest.mark.parametrize("consumer", ["~back", "~to:mine", "mine"])
+def test_nothing_waits_behind_a_suspect_that_the_busy_leave(pool: Still, consumer: str) -> None:
+    """A worker with one free slot takes what may run beside others, and hears of the suspect before it."""
+    suspect = pool.suspect(consumer, delivered=3)
+    other, another = pool.take(consumer, 2)
+    for entry in (suspect, other, another):
+        pool.leave(entry, consumer, 1.5)
+    assert pool.reap(busy=True, room=1) == [other]
+    assert pool.left
+    assert pool.reap(busy=True, room=1) == [another]
+
+
 def test_a_suspect_of_ones_own_or_of_a_living_worker_is_taken_alone_too(pool: Still) -> None:
     """Its reply was lost, or its worker renews no more."""
     mine, other = pool.suspect("mine"), pool.suspect("other")

@@ -191,6 +191,7 @@ WORKER_FAULTS = {
     "leaks-failed": ("frees-every-slot", "loses a slot with each call that fails"),
     "leaks-forbidden": ("frees-every-slot", "loses a slot with each call of a user who may not"),
     "leaks-unreadable": ("frees-every-slot", "loses a slot with each request that can't be read"),
+    "leaks-buried": ("frees-every-slot", "loses a slot with each dead letter"),
     "leaks-passed-on": ("frees-every-slot", "loses a slot with each call that it hands over"),
     "leaks-lost": ("frees-every-slot", "loses a slot with each call that a renewal calls lost"),
     "leaks-abandoned": ("frees-every-slot", "loses a slot with each call whose caller has gone"),

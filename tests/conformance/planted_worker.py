@@ -466,7 +466,7 @@ class PlantedWorker(Sessions):
         await self.writing.xdel(QUEUE, entry)
 
     async def bury(self, call: Call, reason: str, error: dict[str, Any]) -> None:
-        self.leaked += reason == "malformed" and has("leaks-unreadable")
+        self.leaked += has("leaks-unreadable" if reason == "malformed" else "leaks-buried")
         told = call.replies and not (has("buries-silently") and reason == "max_deliveries")
         attempt = call.attempt
         if has("buries-as-first"):

@@ -25,11 +25,11 @@ from tests.servers import eventually, eventually_sync
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.agent_checks import AGENT
 from toolbus.operations.conformance.agent_scene import AgentScene
-from toolbus.operations.conformance.checks import LEVELS, Broken, Outcome, Requirement, Status, Table
+from toolbus.operations.conformance.checks import LEVELS, Broken, NotChecked, Outcome, Requirement, Status, Table
 from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.report import Report
 from toolbus.operations.conformance.scene import Program, run_checks
-from toolbus.operations.conformance.worker_calls import check_order
+from toolbus.operations.conformance.worker_calls import check_order, taken_over, unseen, wait_for_text
 from toolbus.operations.conformance.worker_checks import WORKER
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 from website.stage import prepared
@@ -176,6 +176,23 @@ def test_a_killed_worker_leaves_no_row_behind(folder: Path) -> None:
     (found,) = asyncio.run(run_checks(WorkerScene, [required], planted("worker", "none", folder), lambda _: None))
     assert (found.status, found.problem) == ("holds", "")
     assert [each for each in left if each.startswith((b"conformance/", b"i:"))] == []
+
+
+@pytest.mark.usefixtures("slow")
+def test_calls_that_a_check_leaves_are_gone_before_the_next_one() -> None:
+    """A call that one check leaves running is over when the next one begins, and no poison waits for it there."""
+
+    async def leaves_a_call(scene: WorkerScene) -> None:
+        await wait_for_text(scene, await scene.publish("count", {"to": 1_000, "delay": 0.1}))
+        raise NotChecked("it leaves a call")
+
+    async def needs_an_idle_worker(scene: WorkerScene) -> None:
+        dead = await scene.play_worker(lives=False)
+        await taken_over(scene, await unseen(scene, "echo", {"text": "poison"}, dead, scene.settings.max_deliveries))
+
+    checks = [Requirement(f"W{at}", 0, run.__name__, "", run) for at, run in enumerate((leaves_a_call, needs_an_idle_worker))]
+    found = asyncio.run(run_checks(WorkerScene, checks, OWN["worker"], lambda _: None))
+    assert [(each.status, each.problem) for each in found] == [("not checked", "it leaves a call"), ("holds", "")]
 
 
 TOGETHER = {

@@ -10,6 +10,7 @@ from toolbus.operations.conformance.checks import Broken, NotChecked, Table, unt
 from toolbus.operations.conformance.scene import BESIDE, LEASE, SERVICE
 from toolbus.operations.conformance.worker_calls import (
     SLACK,
+    TAKES_OVER,
     need_slots,
     only_instance,
     publish_together,
@@ -59,7 +60,7 @@ _MANY = 100
 
 @SLOTS.check("W80", 2)
 async def frees_every_slot(scene: WorkerScene) -> None:
-    """A call that it refuses, sets aside, passes on, loses, or whose caller goes, leaves its slot free."""
+    """A call that it refuses, sets aside, buries, passes on, loses, or whose caller goes, leaves its slot free."""
     for about, end in _ENDS.items():
         try:
             await end(scene)
@@ -83,6 +84,20 @@ async def _are_set_aside(scene: WorkerScene) -> None:
     due = str(await scene.now() + 30_000)
     for entry in await asyncio.gather(*(scene.add(b"{", due) for _ in range(3 * _MANY))):
         await wait_until_gone(scene, Sent("", entry))
+
+
+async def _are_buried(scene: WorkerScene) -> None:
+    # It lives until it has all of them, or it could be taken out of the registry as one that holds nothing.
+    dead = await scene.play_worker(lives=True)
+    sent = [await unseen(scene, "echo", {"text": "poison"}, dead, scene.settings.max_deliveries) for _ in range(_MANY)]
+    await scene.see_the_end(dead)
+    for each in sent:
+
+        async def is_gone(entry: Sent = each) -> bool:
+            await scene.tell(f"dead {SERVICE}")
+            return await scene.is_finished(entry)
+
+        await until(is_gone, TAKES_OVER, "one was not taken over")
 
 
 async def _are_passed_on(scene: WorkerScene) -> None:
@@ -118,6 +133,7 @@ _ENDS = {
     "fail": _fail,
     "are refused as forbidden": _are_forbidden,
     "are set aside, since they can't be read,": _are_set_aside,
+    "are buried": _are_buried,
     "are passed on to another revision": _are_passed_on,
     "are lost": _are_lost,
     "run while their caller goes": _are_abandoned,
@@ -156,7 +172,8 @@ async def takes_over_first(scene: WorkerScene) -> None:
     other = await scene.play_worker(lives=True)
     sent = await unseen(scene, "echo", {"text": "of a dead worker"}, other, 1)
     running = await _fill(scene)
-    waiting = [await scene.publish("count", {"to": 1_000, "delay": 0.2}) for _ in range(_MANY)]
+    for _ in range(_MANY):
+        await scene.publish("count", {"to": 1_000, "delay": 0.2})
     # Those which there is a slot for have begun when no more are taken.
     before, taken = -1, 0
     while taken > before:
@@ -168,11 +185,5 @@ async def takes_over_first(scene: WorkerScene) -> None:
         raise NotChecked(f"it runs more than {_MANY} calls at the same time")
     for each in running[:2]:
         await scene.tell(f"cancel {each.id}")
-    try:
-        problem = "what a dead worker held waits behind requests that were taken when a slot had become free"
-        await until(partial(scene.has_ended, sent), 2 * SLACK, problem)
-    finally:
-        for each in (*running, *waiting):
-            await scene.tell(f"cancel {each.id}")
-        for each in (*running, *waiting):
-            await wait_until_gone(scene, each)
+    problem = "what a dead worker held waits behind requests that were taken when a slot had become free"
+    await until(partial(scene.has_ended, sent), 2 * SLACK, problem)

@@ -11,7 +11,7 @@
 --          {{id, delivery count until now, 1 when this one is to be counted, fields, its consumer until now, note or ""}, ...},
 --          1 when this worker is to make room for an entry that must run alone,
 --          id up to which entries have been delivered to anyone}
-local STRETCH, MOST_DELIVERIES = 1000, 1000000000
+local STRETCH, MOST, MOST_DELIVERIES = 1000, 256, 1000000000
 local queue, fence, me = KEYS[1], KEYS[2], ARGV[1]
 local room, lease, busy, alone = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[6] == '1', tonumber(ARGV[7])
 local time = redis.call('TIME')
@@ -108,13 +108,14 @@ if (lease_end_of(KEYS[3], fence, ARGV[2], me, now) or 0) < now then return answe
 
 for _, consumer in ipairs({'~to:' .. me, '~back'}) do
   if room > 0 then
-    local back = redis.pcall('XPENDING', queue, 'g', '-', '+', math.min(room, 256), consumer)
+    -- As many whatever the room is: what may run beside others does not wait behind a suspect.
+    local back = redis.pcall('XPENDING', queue, 'g', '-', '+', MOST, consumer)
     if back.err then return {'', '', {}, 0, '0-0'} end
     if #taken == 0 and take_suspect(back, 0) then return answer() end
     for _, entry in ipairs(back) do
       if is_suspect(entry, 0) then
         left = 1
-      else
+      elseif room > 0 then
         take(entry, 0)
       end
     end
@@ -173,12 +174,12 @@ if not judged then return answer() end
 -- Held entries are renewed three times a lease: an idle one of ours was delivered in a reply that got lost. No worker ran it, so a first
 -- delivery does not count again.
 if room > 0 then
-  local idle = redis.call('XPENDING', queue, 'g', 'IDLE', lease, '-', '+', math.min(room, 256), me)
+  local idle = redis.call('XPENDING', queue, 'g', 'IDLE', lease, '-', '+', MOST, me)
   if #taken == 0 and take_suspect(idle, 1) then return answer() end
   for _, entry in ipairs(idle) do
     if is_suspect(entry, 1) then
       left = 1
-    else
+    elseif room > 0 then
       take(entry, entry[4] > 1 and 1 or 0)
     end
   end
