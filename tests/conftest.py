@@ -14,7 +14,7 @@ import os
 import secrets
 import signal
 import ssl
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -117,13 +117,22 @@ def _import_share(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is slow, and what is run best by one process."""
+    alike: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
+        if item.get_closest_marker("few"):
+            alike[item.nodeid.partition("[")[0]].append(item)
         if "slow" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
         if "shared_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.server)
         if isinstance(item, pytest.Function) and (group := _group(item)):
             item.add_marker(pytest.mark.xdist_group(group))
+    for found in alike.values():
+        few = next(found[0].iter_markers("few")).args[0]
+        quick = {place * (len(found) - 1) // (few - 1) for place in range(few)}
+        for place, item in enumerate(found):
+            if place not in quick:
+                item.add_marker(pytest.mark.slow)
 
 
 def _group(item: pytest.Function) -> str:
@@ -140,6 +149,16 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     if not isinstance(val, str | bytes) or len(val) <= _LONGEST_ID:
         return None
     return f"{val[:20]!a}..{len(val)}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Leave out of the report of what passed all that nobody reads: sending it to pytest's main process takes a twentieth of the time."""
+    report = yield
+    if report.passed and hasattr(item.config, "workerinput"):
+        report.sections = []
+        report.keywords = {name: 1 for name in ("slow",) if name in report.keywords}
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -97,6 +97,7 @@ def open_things() -> tuple[int, int, int]:
     return len(list(Path("/dev/fd").iterdir())), len(threads), len(asyncio.all_tasks())
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("late", [False, True])
 async def test_nothing_stays_behind_where_it_was_cancelled(place: Place, way: str, late: bool) -> None:

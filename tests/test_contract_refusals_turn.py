@@ -106,6 +106,7 @@ async def turns_beside(bus: ToolBus, attempt: Try) -> int:
     return turns
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", REFUSED)
 async def test_tasks_run_beside_refused_attempts(place: Place, name: str) -> None:
     """Another task gets a turn for each attempt that is refused without the server."""

@@ -92,6 +92,7 @@ async def load(bus: ToolBus, trace: Trace, called: int, callers: int, calls: int
     return time.monotonic() - began
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("services", "slots", "called", "callers"),
     [

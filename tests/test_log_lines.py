@@ -230,6 +230,7 @@ def test_lines_of_threads_and_loops_keep_their_order(logger: logging.Logger) -> 
     assert found == {f"{kind}{each}": list(range(500)) for kind in "lp" for each in range(3)}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("end", ["", "raise SystemExit", "raise ValueError", "telemetry.flush_logging(); os._exit(0)"])
 def test_lines_survive_the_end_of_the_program(end: str) -> None:
     """A program that ends right after it logged, in any way, writes its last line once."""

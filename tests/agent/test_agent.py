@@ -250,6 +250,7 @@ def refusal(status: int, message: str = "no", **headers: str) -> Canned:
     return Canned(body, status=status, kind="application/json", **headers)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("answer", "line"),
     [

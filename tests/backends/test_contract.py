@@ -34,6 +34,7 @@ async def test_arguments_fill_in_the_path_and_the_query(place: Place) -> None:
     await instance.stop(5)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("do", "expected"),
     [
@@ -72,6 +73,7 @@ async def test_text_is_streamed(place: Place) -> None:
     await instance.stop(5)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     ("do", "code", "said"),
     [
@@ -108,6 +110,7 @@ async def test_failures_say_what_is_wrong(place: Place, do: str, code: str, said
     await instance.stop(5)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("do", ["short", "close", "nonsense"])
 async def test_lost_calls_of_once_tools_are_unknown(place: Place, do: str) -> None:
     """A call that must not run twice and is lost after it was sent may have had its effect, and says so."""

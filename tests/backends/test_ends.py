@@ -34,6 +34,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "HttpCalls", lambda *given, **more: HttpCalls(*given, **{**more, "told_within": 60.0}))
 
 
+@pytest.mark.few(4)
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(("body", "streams", "effect"), pairs([*BODIES], [False, True], ["", "once"]))
 async def test_a_program_that_dies_has_not_answered(local: Place, body: str, streams: bool, effect: str) -> None:
@@ -46,6 +47,7 @@ async def test_a_program_that_dies_has_not_answered(local: Place, body: str, str
     await instance.stop(5)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("kind", "body", "expected"),
     [
@@ -64,6 +66,7 @@ async def test_a_program_that_lives_has_answered(place: Place, kind: str, body: 
     await instance.stop(5)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("effect", ["", "once"])
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_stream_of_events_has_a_last_one(place: Place, streams: bool, effect: str) -> None:

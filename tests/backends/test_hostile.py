@@ -20,6 +20,7 @@ from toolbus.platform.backends.runner import CannotStart
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("changes", "said", "permanent"),
     [

@@ -167,6 +167,26 @@ async def test_a_suspect_does_not_start_beside_others(recovery: Recovery, delive
     assert bool(recovery.counted) is runs
 
 
+@pytest.mark.parametrize("room", [True, False])
+@pytest.mark.parametrize("counted", [0, 1])
+@pytest.mark.parametrize("is_ours", [True, False])
+async def test_a_suspect_that_another_request_crossed_starts_when_nothing_runs(
+    recovery: Recovery, room: bool, counted: int, is_ours: bool
+) -> None:
+    """Room is made for it where that can be; it starts, once, without looking like a lost delivery first, if its entry is ours still."""
+    listener, attempt = recovery.bench.listener, SETTINGS.alone_from
+    recovery.entries = [recovery.entry(1, delivered=attempt - counted, counted=counted)]
+    listener.running, listener.room = True, room
+    await recovery.upkeep.recover()
+    assert (recovery.ran, recovery.counted, listener.left_over) == ([], [], room)
+    listener.running = False
+    recovery.refuses_to_count = set() if is_ours else {b"1-0"}
+    await recovery.upkeep.recover()
+    await recovery.upkeep.recover()
+    assert recovery.ran == [(b"1-0", attempt)] * is_ours
+    assert [args[1:] for args in recovery.bench.link.args("count")] == [(FENCE[0], b"", b"1-0", attempt)]
+
+
 async def test_a_suspect_starts_where_nothing_runs(recovery: Recovery) -> None:
     """A worker that holds nothing is where it belongs."""
     recovery.entries = [recovery.entry(1, delivered=SETTINGS.alone_from)]
@@ -361,7 +381,7 @@ async def test_a_later_deadline_comes_with_the_entry(recovery: Recovery) -> None
     assert (first.deadline, first.noted) == (200.0, True)  # type: ignore[attr-defined]
     assert (second.deadline, second.noted) == (160.0, False)  # type: ignore[attr-defined]
     assert (third.deadline, third.noted) == (160.0, True)  # type: ignore[attr-defined]
-    assert [first.handed_back, second.handed_back, third.handed_back] == [0, 0, 2]
+    assert [first.excused_attempts, second.excused_attempts, third.excused_attempts] == [0, 0, 2]
 
 
 async def test_calls_of_dead_callers_end(recovery: Recovery) -> None:

@@ -42,6 +42,7 @@ def given(param: click.Parameter, value: str) -> list[str]:
     return [param.opts[0], value] if isinstance(param, click.Option) else [value]
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("words", ALL, ids=" ".join)
 def test_every_parameter_of_a_command_refuses_what_is_not_utf8(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of files alone may be of any bytes."""

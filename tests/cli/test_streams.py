@@ -146,6 +146,7 @@ def test_closed_errors_change_no_exit_code(served: Shell) -> None:
         assert (cut.returncode, cut.stdout, cut.stderr) == (whole.returncode, whole.stdout, ""), words
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "words",
     [

@@ -137,6 +137,7 @@ async def test_a_container_that_may_not_be_is_refused(
         assert (await Records(given.bus).all()).pending == {}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("changed", "told"),
     [

@@ -213,6 +213,7 @@ async def test_both_eras_in_one_program(place: Place) -> None:
         assert "".join(heard) == "abc"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("module", "names"),
     [

@@ -76,6 +76,7 @@ def full(server: str, namespace: str) -> Iterator[Full]:
         yield Full(client, namespace)
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("number", range(len(CASES)), ids=CASES)
 def test_a_script_stores_nothing_in_a_full_memory_unless_it_may(full: Full, number: int) -> None:
     """A script that calls in flight depend on is never refused; every other one is, also where it would repair a key of another type."""

@@ -214,6 +214,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("body", "status"), HOSTILE, ids=lambda value: str(value)[:30])
 async def test_bad_bodies_are_problems(namespace: str, body: bytes, status: int) -> None:
     """A body that holds no message is refused with a problem that says why."""

@@ -125,6 +125,7 @@ async def simulate(seed: int) -> None:
     assert scene.pool.route().pid == 0
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("seed", range(examples(60)))
 def test_a_pool_keeps_its_promises(seed: int) -> None:
     """Every call ends with its own answer or a clear error; no program is leaked, and none starts beside another start."""

@@ -55,6 +55,7 @@ def possible(schema: Schema) -> bool:
     return False
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_no_schema_makes_checking_take_long(layer: str) -> None:
     """With definitions that multiply, a schema is refused at once, or any arguments are checked and described in bounded time."""
@@ -71,6 +72,7 @@ def test_no_schema_makes_checking_take_long(layer: str) -> None:
     assert time.process_time() - started < 20
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_nothing_else_made_of_a_schema_takes_long(layer: str) -> None:
     """Mending and gathering properties for providers are bounded, too."""

@@ -134,6 +134,7 @@ def contained(result: ToolResult) -> None:
     assert (result.error.type, bool(result.error.code), bool(result.error.message)) == ("tool_error", True, True)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("middleware", [(), (passed_on,), (exiting,)], ids=["bare", "within-middleware", "from-middleware"])
 @pytest.mark.parametrize("handler", HANDLERS, ids=lambda each: each.__name__)
 async def test_whatever_a_handler_raises_is_its_answer(handler: Any, middleware: Any) -> None:

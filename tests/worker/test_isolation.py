@@ -57,6 +57,7 @@ async def test_handlers_run_in_another_process_and_are_reused(place: Place) -> N
     await eventually(lambda: not any(map(alive, pids)))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("kind", "output", "data", "content"),
     [
@@ -105,7 +106,8 @@ async def test_the_invocation_is_there(here: Place) -> None:
             result = await call.result()
         nested, asking = await bus.call("iso_nested"), await bus.call("iso_asks")
     data = result.data
-    assert 15 < data.pop("left") < 20
+    # The worker knows the clock of the server to within a round trip.
+    assert 10 < data.pop("left") < 25
     assert data.pop("id") == result.meta.id
     assert data == {
         "tool": "iso_here",
@@ -123,6 +125,7 @@ async def test_the_invocation_is_there(here: Place) -> None:
     assert asking.error.code == "no_questions"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("how", "type_", "code", "words"),
     [

@@ -148,6 +148,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return {name: text.replace(f"{folder}/", "").splitlines() for name, folder, text in zip(names, folders, said, strict=True)}
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("case", CASES)
 def test_what_was_asked_for_is_imported(loaded: dict[str, list[str]], case: str) -> None:
     """A file or folder is imported as it was named, or refused in one line, never another one of its name."""

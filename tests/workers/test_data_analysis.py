@@ -35,6 +35,7 @@ async def test_uploaded_rows_are_queried(server, namespace):
         assert result.output == "region | total\nnorth | 15\nsouth | 20\n"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("content", "arguments"),
     [
@@ -52,6 +53,7 @@ async def test_text_formats_are_read_in_their_usual_shapes_and_encodings(shared_
     assert (await shared_client.sql("SELECT * FROM t ORDER BY a")).data["rows"] == [[1, "x"], [2, "ü"]]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("charset", "word"),
     [
@@ -95,6 +97,7 @@ async def test_every_type_arrives_as_json(shared_client):
     assert row == [1, 1.5, "NaN", None, "2024-01-02 03:04:05+00", "3 days", [1, 2], {"k": "v"}, {"m": 1}, "x", True, "10:00:00"]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "statement",
     [
@@ -141,6 +144,7 @@ async def test_an_uploaded_table_can_be_neither_changed_nor_hidden(shared_sales,
     assert len((await shared_sales.call("data_tables")).data["tables"]) == 1
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("reading", ["t", "seen", '"T"', "sales WHERE amount IN (SELECT amount FROM t)"])
 async def test_a_statement_that_would_change_more_each_time_is_refused(shared_sales, reading):
     """A statement that reads the table it replaces, also through a view, is refused: it would give 2, 4, 8 rows."""
@@ -349,6 +353,7 @@ async def test_an_unknown_table_is_answered_with_the_known_ones(sales):
     assert "upload one with data_upload" in failed(await empty.sql("FROM nowhere"), "invalid_arguments", "bad_sql")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -146,6 +146,7 @@ async def test_binary_files_are_refused_with_what_they_are(bus, root, content, k
     assert f"the file is {kind}, not text" in failed(await read(bus, "file", lines=10_000), "invalid_arguments", "binary")
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("path", "type", "code"),
     [

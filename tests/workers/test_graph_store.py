@@ -139,6 +139,7 @@ async def test_an_import_is_taken_whole_or_not_at_all(people):
     assert await people.rows("MATCH (p:Person) RETURN count(*)") == [[3]]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

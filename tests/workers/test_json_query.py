@@ -172,6 +172,7 @@ BOMBS = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("expression", BOMBS, ids=range(len(BOMBS)))
 @pytest.mark.parametrize("document", ['"x"', json.dumps(["word"] * 50_000)], ids=["small", "large"])
 def test_expressions_that_ask_for_gigabytes_are_stopped(expression, document):

@@ -356,6 +356,7 @@ def bomb():
     return zipped(**{"word/document.xml": "<w:p>" + "a b " * 20_000_000})
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("content", "path"),
     [

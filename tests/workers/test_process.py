@@ -55,6 +55,7 @@ def test_replacing_is_literal_and_bounded():
         text_process("a", "replace")
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "text", ["a@" * 400_000, "a." * 400_000, "1," * 400_000, "http://" * 100_000, "1" * 900_000, "a@a." * 200_000, "+" * 900_000]
 )

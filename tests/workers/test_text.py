@@ -371,6 +371,7 @@ HOSTILE += [
 HOSTILE += ["# a" + " #" * 50_000 + "x", "```" + "`a" * 50_000, "1. " * 32_000, "a.b." * 25_000]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: repr(text[:6]))
 def test_no_text_makes_a_tool_slow(text):
     """Time grows with the length of a text, not with its square."""

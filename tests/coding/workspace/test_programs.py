@@ -181,6 +181,7 @@ async def test_the_network_is_there_when_the_deployment_says_so(tmp_path: Path) 
             assert (await place.run([PYTHON, "-c", reach])).status == 0
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("command", "reason"),
     [

@@ -51,6 +51,7 @@ async def status(client: httpx.AsyncClient, route: Route, token: str, headers: d
         return answer.status_code
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("route", ASKING, ids=lambda route: route.path)
 async def test_a_route_wants_a_token_with_its_permission(client: httpx.AsyncClient, route: Route) -> None:
     """Without a token it is 401, with one that lacks the permission 403, and with one that has it neither."""

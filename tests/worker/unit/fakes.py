@@ -146,7 +146,7 @@ class FakeBroker:
         return again
 
     async def write(self, delivery: Delivery, note: Note) -> None:
-        self.excused.append((delivery, note, delivery.handed_back))
+        self.excused.append((delivery, note, delivery.excused_attempts))
         if self.failure is not None:
             raise self.failure
 

@@ -154,7 +154,7 @@ async def test_once_work_that_is_not_run_again_may_have_begun(
     """After a lost attempt, or on another server process, it ends as outcome_unknown; else with what happened, as other work does."""
     bench = Bench(pay, hold, concurrency=8)
     bench.stream.server = b"this"
-    for changes in ({"attempt": 2}, {"server": b"other"}, {"attempt": 2, "handed_back": 1}, {"server": b"this"}, {"attempt": 1}):
+    for changes in ({"attempt": 2}, {"server": b"other"}, {"attempt": 2, "excused_attempts": 1}, {"server": b"this"}, {"attempt": 1}):
         give_up(bench, bench.delivery("pay", effect="once", **changes))
     give_up(bench, bench.delivery("hold", attempt=2))
     await bench.settle()

@@ -313,7 +313,7 @@ class Slots:
             # Lost on its way here, while the server was asked about what came with it: whoever has it now runs it.
             self._lines.lose(delivery)
             return
-        request, tries = delivery.request, delivery.attempt - delivery.handed_back
+        request, tries = delivery.request, delivery.attempt - delivery.excused_attempts
         served = self._served.get(request.service)
         error: ErrorInfo | None = None
         if self._early.extended:
@@ -403,7 +403,7 @@ class Slots:
         if not self._lines.admits(delivery):
             if delivery.tries > 1:
                 delivery.excused = True
-                delivery.handed_back += 1
+                delivery.excused_attempts += 1
                 self._spawn(self._note_excuse(delivery), self._counting)
             return False
         if delivery.excused:

@@ -227,8 +227,8 @@ def _answer(said: Reply) -> ConfirmationAnswer:
 NOTE_TTL = 60_000
 """Milliseconds for which a note outlives its call's deadline."""
 
-# The place of the number of hand-backs, behind the times.
-_HANDED_BACK = len(Note._fields)
+# The place of the number of excused attempts, behind the times.
+_EXCUSED = len(Note._fields)
 
 
 class DeadlineNotes:
@@ -256,7 +256,7 @@ class DeadlineNotes:
         kept = [keys.started(request.id)]
         if request.shared:
             kept += [keys.call(request.id), keys.shared(share_digest(request))]
-        text = write_note(note, self._clock) + (f" {delivery.handed_back}" if delivery.handed_back else "")
+        text = write_note(note, self._clock) + (f" {delivery.excused_attempts}" if delivery.excused_attempts else "")
         args = (text, left + NOTE_TTL, left + self._retention_ms)
         await self._link.execute_script(scripts.EXTEND, (delivery.queue.pause_key(delivery.entry), *kept), args, repeatable=True)
 
@@ -265,7 +265,7 @@ class DeadlineNotes:
         with skipping(delivery.queue.pause_key(delivery.entry)):
             note = read_note(text, self._clock)
             delivery.noted = True
-            delivery.handed_back = handed_back(text)
+            delivery.excused_attempts = excused_attempts(text)
             delivery.deadline = max(delivery.deadline, note.effective(self._clock.monotonic()))
 
     def drop(self, delivery: Delivery) -> None:
@@ -284,17 +284,17 @@ def read_note(text: bytes, clock: ServerClock) -> Note:
     Raises:
         EnvelopeError: it can't be read.
     """
-    words, most = text.split(maxsplit=_HANDED_BACK + 1), _HANDED_BACK + 1
-    if len(words) not in {_HANDED_BACK, most}:
-        raise EnvelopeError(f"a note is {_HANDED_BACK} or {most} numbers, not {len(words)}")
-    times = [integer(word) / 1000 for word in words[:_HANDED_BACK]]
+    words, most = text.split(maxsplit=_EXCUSED + 1), _EXCUSED + 1
+    if len(words) not in {_EXCUSED, most}:
+        raise EnvelopeError(f"a note is {_EXCUSED} or {most} numbers, not {len(words)}")
+    times = [integer(word) / 1000 for word in words[:_EXCUSED]]
     return Note(*(when and when - clock.offset for when in times))
 
 
-def handed_back(text: bytes) -> int:
+def excused_attempts(text: bytes) -> int:
     """Return how many attempts of a call count against nobody, as its note states; 0 when that can't be read."""
-    words = text.split(maxsplit=_HANDED_BACK + 1)
+    words = text.split(maxsplit=_EXCUSED + 1)
     try:
-        return integer(words[_HANDED_BACK]) if len(words) > _HANDED_BACK else 0
+        return integer(words[_EXCUSED]) if len(words) > _EXCUSED else 0
     except EnvelopeError:
         return 0

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.held.confirmations import NOTE_TTL, DeadlineNotes, handed_back
+from toolbus.bus.broker.held.confirmations import NOTE_TTL, DeadlineNotes, excused_attempts
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import WorkerListener
 from toolbus.bus.broker.registry.publications import WorkerRegistration
@@ -259,7 +259,7 @@ class ReapedEntry(NamedTuple):
         counted: 1 when its run here is a further attempt, 0 when not.
         fields: its fields, flat; None when the entry is gone.
         owner: the consumer that had it until now.
-        note: what is known about the call beyond its fields, see ``read_note`` and ``handed_back``; empty for most.
+        note: what is known about the call beyond its fields, see ``read_note`` and ``excused_attempts``; empty for most.
     """
 
     id: bytes
@@ -277,7 +277,7 @@ class ReapedEntry(NamedTuple):
     @property
     def tries(self) -> int:
         """The number of that attempt among those that count against the call."""
-        return self.attempt - handed_back(self.note)
+        return self.attempt - excused_attempts(self.note)
 
 
 class Reaped(NamedTuple):
@@ -379,6 +379,8 @@ class Upkeep(msgspec.Struct, eq=False):
     _sweep_due: bool = False
     # The id of each stream behind which to look next for what its group has passed over.
     _behind: dict[RequestStream, bytes] = {}
+    # What must run alone and found another request here, by stream; others find it only when it was not renewed for two leases.
+    _crossed: dict[RequestStream, tuple[ReapedEntry, Fence]] = {}
 
     @property
     def every(self) -> float:
@@ -431,6 +433,7 @@ class Upkeep(msgspec.Struct, eq=False):
         async with self._one:
             self.postponed.pop(stream, None)
             self._behind.pop(stream, None)
+            self._crossed.pop(stream, None)
 
     async def take_back(self, stream: RequestStream) -> None:
         """Take what draining workers handed back."""
@@ -477,6 +480,10 @@ class Upkeep(msgspec.Struct, eq=False):
             return False
         most = min(slots, _MOST_TAKEN_OVER)
         busy, flexible = self.listener.busy(), self.listener.flexible()
+        if not busy and stream in self._crossed:
+            await self._run_again(stream, *self._crossed.pop(stream))
+            self.postponed[stream] = everything
+            return self.listener.free_slots() > 0
         reaped = await reap(self.link, self.keys, stream, most, busy=busy, flexible=flexible, handed_back_only=not everything)
         if reaped.left:
             self.listener.on_room_wanted()
@@ -513,15 +520,19 @@ class Upkeep(msgspec.Struct, eq=False):
         """Count and start one entry at a time: if it kills this worker, later entries have not used an attempt."""
         if entry.tries >= stream.alone_from and self.listener.busy():
             # Another request came in between: the suspect would wait here, and lose the attempt to whatever happens to this worker.
+            self._crossed[stream] = entry, Fence(fence.generation, b"")
+            if self.listener.flexible():
+                self.listener.on_room_wanted()
             return
         own = entry.owner == stream.consumer.encode()
+        sure = fence.counter and not own
         # The server can't know that a run had begun here, so it has not counted it.
         if stream.unfinished.pop(entry.id, False) and own:
             entry = entry._replace(counted=1)
         # Decoding may already be what kills its workers, so the attempt counts before. One of ours may have been answered meanwhile, of
         # which the fence says nothing: without its counter the entry itself is looked at.
-        under = Fence(fence.generation, b"") if own else fence
-        if (entry.counted or own) and not await stream.count(self.link, entry.id, entry.attempt, under):
+        under = fence if sure else Fence(fence.generation, b"")
+        if (entry.counted or not sure) and not await stream.count(self.link, entry.id, entry.attempt, under):
             return
         deliveries = self.deliveries(stream, [(entry.id, entry.fields)], fence, entry.attempt)
         for delivery in deliveries:

@@ -94,8 +94,8 @@ class Delivery(msgspec.Struct, eq=False):
         queue: the stream that it comes from.
         fence: the state under which it is known to be this worker's.
         begun: whether a run of it has been started here.
-        handed_back: how many of the attempts, before this one or with it, count against nobody: workers that left cut them off, or they
-            waited for their turn.
+        excused_attempts: how many of the attempts, before this one or with it, count against nobody: workers that left cut them off, or
+            they waited for their turn.
         server: run id of the server that accepted it, when it must not happen twice.
         noted: whether the server has a note about it, which goes when it ends.
         recovered: whether it was taken over, and not delivered by the group.
@@ -117,7 +117,7 @@ class Delivery(msgspec.Struct, eq=False):
     queue: RequestStream
     fence: Fence
     begun: bool = False
-    handed_back: int = 0
+    excused_attempts: int = 0
     server: bytes = b""
     noted: bool = False
     recovered: bool = False
@@ -135,7 +135,7 @@ class Delivery(msgspec.Struct, eq=False):
     @property
     def tries(self) -> int:
         """The number of this attempt among those that count against ``max_deliveries``."""
-        return self.attempt - self.handed_back
+        return self.attempt - self.excused_attempts
 
     @property
     def may_have_begun(self) -> bool:
