@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -229,3 +230,21 @@ async def test_operators_list_and_decide(place: Place) -> None:
 
 async def _is(found: Any, wanted: object) -> bool:
     return await found == wanted
+
+
+async def test_a_static_tool_is_approved_in_the_form_that_agents_use(place: Place) -> None:
+    """One whose schema agents correct as they read it can be called once it is approved."""
+    async with place.worker(other), place.bus() as bus, Admin(place.settings) as admin:
+        document = {
+            "name": "typed",
+            "description": "Search.",
+            "service": "web",
+            "parameters": {"properties": {"query": {"type": "STRING"}}},
+        }
+        await bus.put("tool/typed", json.dumps({"type": "tool-service", **document}).encode())
+        await bus.wait_for_tool("typed")
+        assert (await admin.pins.approve("typed")).state == "approved"
+        # Pins are heard in order, so that this one is known, too, when the other is.
+        await admin.pins.reject("other")
+        await eventually(lambda: "other" not in bus.tools)
+        assert "typed" in bus.tools, reason_of(bus, "typed")

@@ -14,6 +14,7 @@ from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.reading import shown, skip
 from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.schema.mend import mended_document
 from toolbus.bus.values import pins
 from toolbus.bus.values.descriptors import ToolDescriptor, is_tool_document, parse_tool
 from toolbus.bus.values.encoding import DECODE_ERRORS
@@ -162,6 +163,8 @@ def _static(items: dict[str, bytes | RefusedTool], services: dict[str, ServiceRe
             decoded = msgspec.json.decode(document)
             if not is_tool_document(decoded):
                 continue
+            # As agents read it.
+            decoded, _ = mended_document(decoded)
             record = services.get(decoded["service"]) if isinstance(decoded.get("service"), str) else None
             tool = parse_tool(decoded, record.publication.service if isinstance(record, ServiceRecord) else None)
         except (DescriptorError, *DECODE_ERRORS, ValueError, TypeError):
