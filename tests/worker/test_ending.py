@@ -1,4 +1,4 @@
-"""A process that drains is not ended at once by the end of its parent, nor told twice by its supervisor."""
+"""Ends of workers: their grace period, and processes that drain when their parent ends, or that its supervisor has told already."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract import Place
 from tests.servers import elapse, eventually
+from toolbus import tool
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.process.lifeline import Lifeline
 from toolbus.bus.worker.process.supervisor import Supervisor
@@ -110,3 +112,28 @@ async def test_a_child_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     await reloading
     assert await running == 0
     assert not (tmp_path / "signal2").exists()
+
+
+@pytest.mark.anyio
+async def test_the_grace_period_begins_with_the_drain(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time in which the calls of the last worker of a revision are taken is a part of it: who kills what does not end knows one."""
+
+    @tool(service="endings", replace=True)
+    def end() -> str:
+        """Answer."""
+        return "done"
+
+    async with place.worker(end, grace=60.0) as worker:
+        slots, now, stopped = worker._slots, 1000.0, list[float]()
+        assert slots is not None
+
+        async def outlive(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+
+        monkeypatch.setattr(slots, "clock", lambda: now)
+        monkeypatch.setattr(worker.broker, "outlive", outlive)
+        stop = slots.stop
+        monkeypatch.setattr(slots, "stop", lambda grace_ends: (stopped.append(grace_ends), stop(grace_ends)))
+        await worker.drain()
+    assert (now, stopped) == (1030.0, [1060.0])

@@ -47,6 +47,20 @@ async def test_a_drain_uses_the_whole_grace_period(gate: asyncio.Event) -> None:
     assert (bench.broker.errors(), bench.broker.handed_back) == ([("", ""), ("", "")], [])
 
 
+@pytest.mark.parametrize(("ends", "takes"), [(3.0, 3.0), (50.0, 5.0)])
+async def test_the_grace_period_is_no_longer_for_what_came_before_it(ends: float, takes: float) -> None:
+    """A worker that lets its last calls be taken before it stops ends when its grace period does, counted from the signal."""
+    bench = Bench(hold, grace=5.0)
+    bench.serve()
+    bench.slots.start(bench.delivery("hold", deadline=3000.0))
+    await bench.settle()
+    before = bench.loop.time()
+    bench.slots.stop(before + ends)
+    await bench.drained()
+    assert bench.loop.time() - before == pytest.approx(takes, abs=0.1)
+    assert len(bench.broker.handed_back) == 1
+
+
 async def test_a_drain_hands_back_what_does_not_end_in_time(caplog: pytest.LogCaptureFixture) -> None:
     """A call and a waiting retry go to other workers; entered ``once`` work is answered, since it must not run again."""
     caplog.set_level(logging.INFO, logger="toolbus")

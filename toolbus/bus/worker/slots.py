@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import math
 import os
 import platform
 import socket
@@ -118,6 +119,7 @@ class Slots:
         self._taking = Taking(self, self._waiting, self._wake)
         # Runs out some seconds after the taking was stopped; None while nothing is taken.
         self._taking_ends: asyncio.Timeout | None = None
+        self._grace_ends = math.inf
         # Of the listener's methods these are the taking's own.
         self.free_slots, self.flexible, self.on_room_wanted = self._taking.free_slots, self._taking.flexible, self._taking.make_room
         self._lines = Lines(
@@ -203,8 +205,9 @@ class Slots:
         finally:
             self._taking_ends = None
 
-    def stop(self) -> None:
-        """Take nothing more."""
+    def stop(self, grace_ends: float = math.inf) -> None:
+        """Take nothing more; what runs has until that time of the clock, and no longer than a grace period."""
+        self._grace_ends = min(self._grace_ends, grace_ends)
         self._taking.stop()
         if self._taking_ends is not None and self._taking_ends.when() is None:
             self._taking_ends.reschedule(self._loop.time() + _TAKING_ENDS_WITHIN)
@@ -248,7 +251,7 @@ class Slots:
     async def _finish_running(self) -> None:
         # A read that was under way may have brought calls that wait for others of their sessions.
         await self.hand_back_waiting()
-        deadline = self.clock() + self.settings.grace
+        deadline = min(self._grace_ends, self.clock() + self.settings.grace)
         while self._runs and (left := deadline - self.clock()) > 0:
             await _change(self._wake, left)
         if self._runs:

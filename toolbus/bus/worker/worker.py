@@ -283,11 +283,13 @@ class Worker:
         await home
 
     async def _leave(self, home: asyncio.Task[None], slots: Slots) -> None:
+        # Whoever kills a worker that does not end counts from here, too.
+        grace_ends = slots.clock() + self.settings.grace
         try:
             if slots.failure is None:
                 await self.broker.outlive(self.settings.grace / 2)
         finally:
-            slots.stop()
+            slots.stop(grace_ends)
         async with self._altering:
             # Its services are missed where nobody has asked it to end.
             await sign_off(self.broker, died=orphaned() or slots.overgrown.is_set())
