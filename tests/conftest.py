@@ -35,7 +35,8 @@ from toolbus.bus.telemetry.logger import repeats
 
 _UVLOOP = "TOOLBUS_TEST_UVLOOP"
 
-# Tests that import something dear (SDKs, the schemas of Kubernetes) by their beginning, so that one process of pytest-xdist runs a group.
+# Tests that import something dear (SDKs, the schemas of Kubernetes) by their beginning: they are slow, and one process of pytest-xdist
+# runs a group.
 _GROUPS = {
     "tests/adapters/": "adapters",
     "tests/deploy/": "kubernetes",
@@ -127,6 +128,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.server)
         if isinstance(item, pytest.Function) and (group := _group(item)):
             item.add_marker(pytest.mark.xdist_group(group))
+            if group in _GROUPS.values():
+                item.add_marker(pytest.mark.slow)
     for found in alike.values():
         few = next(found[0].iter_markers("few")).args[0]
         quick = {place * (len(found) - 1) // (few - 1) for place in range(few)}

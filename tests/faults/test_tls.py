@@ -42,7 +42,7 @@ ONE_LINE = "toolbus: rediss://127.0.0.1:{port}: the server's certificate is not 
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
+def authority(tmp_path: Path, slow: None) -> Authority:
     """Name whom the test's clients are to trust."""
     return Authority(tmp_path)
 
