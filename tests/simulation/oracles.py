@@ -400,6 +400,7 @@ class Invariants:
         taken = [entry for entry, owner in after.items() if owner == me and before.get(entry, me) != me]
         if len(taken) < int(room) and not any(map(is_suspect, taken)):
             for owner in (b"~to:" + me, b"~back"):
+                # As far as the script looks.
                 waiting = sorted(entry for entry, each in after.items() if each == owner)[:256]
                 for entry in waiting:
                     if not is_suspect(entry):

@@ -116,7 +116,7 @@ async def test_a_child_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.anyio
 async def test_the_grace_period_begins_with_the_drain(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time in which the calls of the last worker of a revision are taken is a part of it: who kills what does not end knows one."""
+    """The last worker of a revision, which first lets its calls be taken, has no longer than another one."""
 
     @tool(service="endings", replace=True)
     def end() -> str:

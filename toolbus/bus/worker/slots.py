@@ -119,6 +119,7 @@ class Slots:
         self._taking = Taking(self, self._waiting, self._wake)
         # Runs out some seconds after the taking was stopped; None while nothing is taken.
         self._taking_ends: asyncio.Timeout | None = None
+        # A time of the clock; known when the worker leaves.
         self._grace_ends = math.inf
         # Of the listener's methods these are the taking's own.
         self.free_slots, self.flexible, self.on_room_wanted = self._taking.free_slots, self._taking.flexible, self._taking.make_room
@@ -316,7 +317,7 @@ class Slots:
             # Lost on its way here, while the server was asked about what came with it: whoever has it now runs it.
             self._lines.lose(delivery)
             return
-        request, tries = delivery.request, delivery.attempt - delivery.excused_attempts
+        request, tries = delivery.request, delivery.tries
         served = self._served.get(request.service)
         error: ErrorInfo | None = None
         if self._early.extended:

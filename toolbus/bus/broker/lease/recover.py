@@ -525,14 +525,13 @@ class Upkeep(msgspec.Struct, eq=False):
                 self.listener.on_room_wanted()
             return
         own = entry.owner == stream.consumer.encode()
-        sure = fence.counter and not own
         # The server can't know that a run had begun here, so it has not counted it.
         if stream.unfinished.pop(entry.id, False) and own:
             entry = entry._replace(counted=1)
         # Decoding may already be what kills its workers, so the attempt counts before. One of ours may have been answered meanwhile, of
         # which the fence says nothing: without its counter the entry itself is looked at.
-        under = fence if sure else Fence(fence.generation, b"")
-        if (entry.counted or not sure) and not await stream.count(self.link, entry.id, entry.attempt, under):
+        under = Fence(fence.generation, b"") if own else fence
+        if (entry.counted or not under.counter) and not await stream.count(self.link, entry.id, entry.attempt, under):
             return
         deliveries = self.deliveries(stream, [(entry.id, entry.fields)], fence, entry.attempt)
         for delivery in deliveries:
