@@ -29,6 +29,7 @@ from tests.contract import Place
 from tests.examples import load_profile
 from tests.forking import ForkServer, nothing_left
 from tests.servers import leaks, new_server
+from tests.tiers import spread
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.telemetry import metrics
 from toolbus.bus.telemetry.logger import repeats
@@ -120,8 +121,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is slow, and what is run best by one process."""
     alike: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("few"):
-            alike[item.nodeid.partition("[")[0]].append(item)
         if "slow" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
         if "shared_server" in getattr(item, "fixturenames", ()):
@@ -130,12 +129,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(group))
             if group in _GROUPS.values():
                 item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            alike[item.nodeid.partition("[")[0]].append(item)
     for found in alike.values():
         few = next(found[0].iter_markers("few")).args[0]
-        quick = {place * (len(found) - 1) // (few - 1) for place in range(few)}
-        for place, item in enumerate(found):
-            if place not in quick:
-                item.add_marker(pytest.mark.slow)
+        for place in set(range(len(found))) - spread(few, len(found)):
+            found[place].add_marker(pytest.mark.slow)
 
 
 def _group(item: pytest.Function) -> str:
@@ -160,7 +159,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     if report.passed and hasattr(item.config, "workerinput"):
         report.sections = []
-        report.keywords = {name: 1 for name in ("slow",) if name in report.keywords}
+        report.keywords = {"slow": 1} if "slow" in report.keywords else {}
     return report
 
 

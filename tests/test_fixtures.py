@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from tests.servers import eventually, leaks
-from tests.tiers import pairs
+from tests.tiers import pairs, spread
 
 pytestmark = pytest.mark.anyio
 
@@ -51,3 +51,19 @@ def test_pairs_meet_in_few_rows() -> None:
     assert 12 <= len(rows) <= 16
     for one, other in itertools.combinations(range(len(dimensions)), 2):
         assert {(row[one], row[other]) for row in rows} == set(itertools.product(dimensions[one], dimensions[other]))
+
+
+@pytest.mark.parametrize("among", range(1, 30))
+@pytest.mark.parametrize("number", [2, 3, 7, 20])
+def test_a_few_go_from_the_first_to_the_last(number: int, among: int) -> None:
+    """As many as are asked for are chosen, or all where there are no more, and no two gaps differ by more than one."""
+    places = sorted(spread(number, among))
+    gaps = {after - before for before, after in itertools.pairwise(places)}
+    assert (len(places), places[0], places[-1]) == (min(number, among), 0, among - 1)
+    assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+def test_one_of_a_few_is_refused() -> None:
+    """The first and the last are two."""
+    with pytest.raises(ValueError, match="two, not 1"):
+        spread(1, 5)

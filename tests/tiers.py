@@ -22,6 +22,17 @@ def some(quick: Collection[Any], members: Iterable[Any]) -> list[Any]:
     return [each if each in quick else pytest.param(each, marks=pytest.mark.slow) for each in found]
 
 
+def spread(number: int, among: int) -> set[int]:
+    """Return so many places among those of a sequence, from its first to its last, as far apart as can be; all if there are no more.
+
+    Raises:
+        ValueError: fewer than two are asked for.
+    """
+    if number < 2:
+        raise ValueError(f"the first and the last are two, not {number}")
+    return {place * (among - 1) // (number - 1) for place in range(number)} if number < among else set(range(among))
+
+
 def pairs(*dimensions: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Return rows of a product, few of them, in which each value of a dimension meets each value of every other one.
 

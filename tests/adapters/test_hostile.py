@@ -63,7 +63,6 @@ def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.few(3)
 async def test_each_name_and_argument_arrives(way: str, namespace: str) -> None:
     """Tools and arguments of any name are offered, called and answered, each with what the model said."""
     given = {name: f"said {index}" for index, name in enumerate(ARGUMENTS)}
@@ -95,7 +94,6 @@ def leaves_before_the_answer(model: Model, leaving: Worker, executor: ToolExecut
         endpoint.answer = answering  # type: ignore[method-assign,assignment]
 
 
-@pytest.mark.few(3)
 async def test_a_tool_that_leaves_while_the_model_answers_ends_no_run(way: str, namespace: str) -> None:
     """A model that calls what it was offered a moment before is told that it is gone, the run goes on, and offers it no more."""
     leaving = Worker([Echo()], url="memory://", namespace=namespace)

@@ -141,7 +141,6 @@ async def test_each_adapter_tells_a_model_the_same(way: str, namespace: str) -> 
     assert told["t0c0"] == "3 for ada"
 
 
-@pytest.mark.few(3)
 async def test_a_turns_sequential_calls_run_in_the_models_order(way: str, namespace: str) -> None:
     """Calls of a sequential service run one by one, in the order of the model, also where a framework starts them at once."""
     names = [f"f{number}" for number in range(8)]

@@ -87,7 +87,6 @@ TREES = dict(_trees(main))
 COMMANDS = [(*words, name) for words, tree in TREES.items() for name in tree.list_commands(click.Context(tree))]
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize("words", some(COMMANDS[::5], COMMANDS), ids=" ".join)
 def test_the_help_of_a_command_loads_nothing_that_only_running_needs(words: tuple[str, ...]) -> None:
     """A command's help loads its own module, and neither the client of the server nor tracing nor what compiles schemas."""

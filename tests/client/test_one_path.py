@@ -52,7 +52,6 @@ def fresh() -> None:
     asked.clear()
 
 
-@pytest.mark.few(6)
 @pytest.mark.parametrize("options", some(OPTIONS[2:], OPTIONS), ids=["wait", "wait-true", "session-and-key"])
 @pytest.mark.parametrize(("door", "state", "answer"), pairs(DOORS, STATES, [True, False]), ids=lambda each: getattr(each, "__name__", None))
 async def test_a_person_is_asked_before_anything_is_published(
@@ -95,7 +94,6 @@ async def test_what_nobody_serves_is_not_asked_about(local: Place, state: Any, d
 
 
 # What becomes of the tool while the person thinks: the revisions that follow each other.
-@pytest.mark.few(6)
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: str(door.__name__))
 @pytest.mark.parametrize("middle", some([True], [False, True]), ids=["plain", "middleware"])
 @pytest.mark.parametrize(

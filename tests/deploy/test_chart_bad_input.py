@@ -36,7 +36,6 @@ def wrong_for(schema: Mapping[str, Any]) -> Any:
     return next(value for kind, value in (("array", [1]), ("object", {"a": 1}), ("boolean", True)) if kind not in allowed)
 
 
-@pytest.mark.few(8)
 @pytest.mark.parametrize("path", sorted(LEAVES))
 def test_a_value_of_another_kind_is_refused_by_its_name(path: str) -> None:
     """The schema's error names the key, whichever it is."""
@@ -45,7 +44,6 @@ def test_a_value_of_another_kind_is_refused_by_its_name(path: str) -> None:
     assert f"/{path.replace('.', '/')}'" in str(refused.value)
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize("path", [path for path in objects() if path != "global"])
 def test_an_unknown_key_is_refused_by_its_name(path: str) -> None:
     """A key that is written wrongly is never dropped without a word."""

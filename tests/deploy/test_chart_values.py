@@ -96,7 +96,6 @@ def changes(path: str, base: dict[str, Any], before: list[Manifest]) -> bool:
     return made != before
 
 
-@pytest.mark.few(8)
 @pytest.mark.parametrize("path", sorted(LEAVES))
 def test_every_value_changes_what_is_made(path: str, bases: list[tuple[dict[str, Any], list[Manifest]]]) -> None:
     """With everything on, another value changes a manifest, and what is made stays valid."""
@@ -134,7 +133,6 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize("path", sorted(WRONG))
 def test_a_wrong_value_is_refused_by_its_name(path: str) -> None:
     """The schema's error names the key."""
@@ -161,7 +159,6 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize(("given", "told"), TOGETHER, ids=[told for _, told in TOGETHER])
 def test_values_that_do_not_go_together_are_refused(given: dict[str, Any], told: str) -> None:
     """A missing secret, or one without its user: the error says which value to set."""

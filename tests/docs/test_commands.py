@@ -189,7 +189,6 @@ def run(statement: str, environment: dict[str, str], folder: Path, forks: ForkSe
     return done
 
 
-@pytest.mark.few(6)
 @pytest.mark.parametrize("page", some([name for name in RUN_HERE if name not in LENGTHY], RUN_HERE))
 def test_the_commands_of_a_page_run(page: str, scene: Site, forks: ForkServer, namespace: str, tmp_path: Path) -> None:
     """Each command ends well, or is refused for the one thing that only its reader has."""

@@ -29,7 +29,6 @@ async def late_guest() -> str:
     return "late"
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("name", some(QUICK, STREAMS))
 async def test_a_stream_whose_last_id_is_the_highest_deafens_nobody(canary: Canary, name: str) -> None:
     """No entry that a reader could see tells of it."""

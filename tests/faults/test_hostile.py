@@ -48,7 +48,6 @@ def test_every_key_of_the_protocol_is_tried() -> None:
     assert known.items() <= tried.items()
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("name", some(READ_HERE, hostile.KEY_NAMES))
 async def test_hostile_values_stop_nobody(canary: Canary, name: str) -> None:
     """Calls are answered, whatever stands in a key or its fields, before and after everybody reads it anew."""
@@ -63,7 +62,6 @@ async def test_hostile_values_stop_nobody(canary: Canary, name: str) -> None:
     canary.forget(place)
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name",
     some(["fence", "live", "log", "names", "queue"], [name for name in hostile.KEY_NAMES if name not in CHANNELS]),

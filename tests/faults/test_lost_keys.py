@@ -66,7 +66,6 @@ async def healed(canary: Canary, before: dict[str, set[bytes]]) -> None:
     canary.is_quiet()
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("name", some(["fence", "live", "names", "queue", "replies", "services"], LASTING))
 async def test_a_deleted_key_comes_back(canary: Canary, name: str) -> None:
     """Nobody needs to restart anything."""

@@ -157,7 +157,6 @@ async def start(place: Place) -> None:
 
 
 # Who can't cancel leaves work behind for which a drain waits.
-@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "script", some(MET - {scripts.CANCEL}, [each for each in scripts.ALL if each in MET]), ids=lambda script: script.name
 )

@@ -417,7 +417,6 @@ def places(part: Any) -> Iterator[tuple[Any, Any]]:
 ODD = [None, 5, [[]], {"$ref": "#/servers/" + "9" * 5_000}, "//[::1"]
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("step", [pytest.param(8, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("value", ODD, ids=range(len(ODD)))
 async def test_no_part_of_a_document_can_break_the_mount(tmp_path: Path, value: Any, step: int) -> None:
