@@ -30,7 +30,7 @@ def spread(number: int, among: int) -> set[int]:
     """
     if number < 2:
         raise ValueError(f"the first and the last are two, not {number}")
-    return {place * (among - 1) // (number - 1) for place in range(number)} if number < among else set(range(among))
+    return {place * (among - 1) // (number - 1) for place in range(number)}
 
 
 def pairs(*dimensions: Sequence[Any]) -> list[tuple[Any, ...]]:
