@@ -317,7 +317,8 @@ class Slots:
             # Lost on its way here, while the server was asked about what came with it: whoever has it now runs it.
             self._lines.lose(delivery)
             return
-        request, tries = delivery.request, delivery.tries
+        # The property `tries`, without its call on each call's way.
+        request, tries = delivery.request, delivery.attempt - delivery.excused_attempts
         served = self._served.get(request.service)
         error: ErrorInfo | None = None
         if self._early.extended:
