@@ -131,6 +131,15 @@ async def test_a_call_whose_time_is_up_has_a_millisecond(publishing: Publishing)
     assert publishing.link.args("publish")[0][5] == 1
 
 
+@pytest.mark.parametrize(("deadline", "status"), [(99.0, "late"), (100.0005, "late"), (105.0, "absent")])
+async def test_a_call_that_came_too_late_is_not_taken_for_one_without_a_queue(publishing: Publishing, deadline: float, status: str) -> None:
+    """The server answers both alike."""
+    publishing.link.answers["publish"] = lambda keys, args: b"-"
+    publishing.publish("late", deadline=deadline)
+    await publishing.turn()
+    assert publishing.statuses == [status]
+
+
 HALF = 524_288
 """Half of the bytes that one script publishes at most."""
 

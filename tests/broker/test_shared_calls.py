@@ -174,11 +174,13 @@ def test_calls_that_were_given_up_without_a_connection_take_no_room(monkeypatch:
     assert [args[0] for args in calling.link.args("share")] == ["call-0-0", "call-6-0"]
 
 
-def test_a_call_whose_time_is_up_is_not_published() -> None:
-    """The server is given no time for it."""
+@pytest.mark.parametrize(("left", "status"), [(-1.0, "late"), (0.0005, "late"), (30.0, "absent")])
+def test_a_call_whose_time_is_up_is_not_published(left: float, status: str) -> None:
+    """The server is given no time for it, and its answer is not taken for that of a service without a queue."""
     calling = Calling()
-    calling.publish([b"queued", b"1-1"], left=-1.0)
-    assert calling.link.args("share")[0][4] == 0
+    verdict = calling.publish([b"absent"], left=left)
+    assert verdict is not None
+    assert (verdict.status, calling.link.args("share")[0][4] == 0) == (status, left < 1)
 
 
 def test_only_known_calls_are_forgotten() -> None:
@@ -215,6 +217,17 @@ def test_who_joined_a_call_that_never_began_publishes_it_as_before(sure: bool) -
     calling.calls.positions()
     assert [frame.id for frame in calling.calls.addressed(stream, [ending()])] == ["call-1-0"]
     assert len(calling.published) == 2
+
+
+@pytest.mark.parametrize("error", [ErrorInfo("deadline_exceeded", "not_finished"), NOT_BEGUN])
+def test_a_joined_call_that_ends_when_its_caller_s_own_time_is_up_is_not_published_again_for_it(error: ErrorInfo) -> None:
+    """Its end says what became of the work; work that was given up before it began came too late for this caller."""
+    calling = Calling()
+    calling.publish([b"joined", b"1-1", b"first"], left=0.0)
+    calling.calls.positions()
+    calling.link.answers["share"] = [b"absent"]
+    passed = [frame.error for frame in calling.calls.addressed(KEYS.call("first").encode(), [ending(error)])]
+    assert (passed, calling.verdicts[-1].status) == (([error], "queued") if error.type == "deadline_exceeded" else ([], "late"))
 
 
 @pytest.mark.parametrize(

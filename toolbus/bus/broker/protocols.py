@@ -289,14 +289,14 @@ class Verdict(msgspec.Struct, frozen=True):
 
     Attributes:
         status: ``queued`` (or joined, when another call with the same key runs already); ``full``; ``absent`` (no such queue);
-            ``conflict`` (the idempotency key stands for a call with other arguments); ``unknown`` (the answer was lost, it may have
-            been queued); ``failed`` (certainly not queued).
+            ``conflict`` (the idempotency key stands for a call with other arguments); ``late`` (its time was up); ``unknown`` (the
+            answer was lost, it may have been queued); ``failed`` (certainly not queued).
         entry: where it is queued, for cancelling it.
         depth: how many requests the full queue holds, queued and running.
         message: why it failed.
     """
 
-    status: Literal["queued", "full", "absent", "conflict", "unknown", "failed"]
+    status: Literal["queued", "full", "absent", "conflict", "late", "unknown", "failed"]
     entry: str = ""
     depth: int = 0
     message: str = ""

@@ -56,7 +56,9 @@ OnFate = Callable[[Fate], None]
 
 _FATES: dict[bytes, Fate] = {b"removed": "removed", b"signalled": "signalled", b"gone": "gone", b"shared": "shared"}
 ABSENT = Verdict("absent", message="the service has no request stream")
-_LATE = Verdict("failed", message="its time was up before the server took it, so it did not run")
+_LATE = Verdict("late", message="its time was up before the server took it, so it did not run")
+# With less than this many seconds left a request is written with no time at all.
+_NO_TIME = 0.001
 
 
 class Publish(msgspec.Struct, frozen=True, gc=False):
@@ -301,7 +303,12 @@ class Publisher:
             verdicts = [Verdict("unknown", message=f"the server's answer can't be read: {error}")] * len(flush.batch)
         now = self._monotonic()
         for publish, verdict in zip(flush.batch, verdicts, strict=True):
-            publish.sender.settle(_LATE if verdict is ABSENT and publish.deadline <= now else verdict)
+            publish.sender.settle(_or_late(verdict, publish.deadline, now))
+
+
+def _or_late(verdict: Verdict, deadline: float, now: float) -> Verdict:
+    """Tell a request that came too late from one whose service has no stream: the scripts answer both alike."""
+    return _LATE if verdict is ABSENT and deadline - now < _NO_TIME else verdict
 
 
 def _cancel(link: Link, keys: tuple[str, ...], args: tuple[str | int, ...], call: str, on_fate: OnFate | None) -> None:
@@ -425,7 +432,8 @@ class SharedCalls:
         self._retention = retention
         self._wake = wake
         self.followed: dict[bytes, _Followed] = {}
-        self._joined: dict[str, Callable[[str], None]] = {}
+        # Callers that joined a call, each with its deadline and what publishes for it when that call is over.
+        self._joined: dict[str, tuple[float, Callable[[str], None]]] = {}
         # Calls of which it is not known whether they were published, each with the refusal.
         self._doubted: dict[str, str] = {}
         self._stream_of: dict[str, bytes] = {}
@@ -454,7 +462,10 @@ class SharedCalls:
         def done(reply: Reply) -> None:
             self._doubted.pop(request.id, None)
             try:
-                verdict = failure(reply) if isinstance(reply, BrokerError) else self._verdict(request.id, reply, left, again)
+                if isinstance(reply, BrokerError):
+                    verdict = failure(reply)
+                else:
+                    verdict = _or_late(self._verdict(request.id, reply, left, deadline, again), deadline, time.monotonic())
             except (EnvelopeError, IndexError) as error:
                 skip(record, str(error))
                 verdict = Verdict("unknown", message=f"the record of the idempotency key can't be read: {error}")
@@ -488,13 +499,13 @@ class SharedCalls:
         """The refusal for which calls are written again; empty when there is none."""
         return next(iter(self._doubted.values()), "")
 
-    def _verdict(self, call: str, reply: Reply, left: str, again: Callable[[str], None]) -> Verdict:
+    def _verdict(self, call: str, reply: Reply, left: str, deadline: float, again: Callable[[str], None]) -> Verdict:
         """Return what became of a publication, and follow the call that it stands for; raises EnvelopeError."""
         if reply[0] in {b"queued", b"joined"}:
             entry = text(reply[1])
             runs = identifier(reply[2]) if reply[0] == b"joined" else call
             if runs not in {call, left}:
-                self._joined[call] = again
+                self._joined[call] = deadline, again
             self.follow(call, runs)
             return Verdict("queued", entry=entry)
         if reply[0] == b"conflict":
@@ -567,19 +578,24 @@ class SharedCalls:
             return []
         mine = [frame for frame in frames if frame.id == followed.call]
         if mine and _ended_for_another(mine[-1]):
-            self._publish_again(followed, mine[-1].attempt)
+            self._publish_again(followed, mine[-1])
         return [_readdressed(frame, caller, self._attempts.get(caller, 0)) for caller in followed.callers for frame in mine]
 
-    def _publish_again(self, followed: _Followed, attempts: int) -> None:
-        """Publish again for who joined a call that ended for its first caller alone, and whose key is free."""
+    def _publish_again(self, followed: _Followed, end: Frame) -> None:
+        """Publish again for who joined a call that ended for its first caller alone, and whose key is free.
+
+        A caller whose own time is up as well has that end.
+        """
+        late, now = end.error is not None and end.error.code != NOT_BEGUN, time.monotonic()
         for caller in [*followed.callers, *followed.newcomers]:
-            again = self._joined.get(caller)
-            if again is not None:
-                before = self._attempts.get(caller, 0)
-                self.forget(caller)
-                # The attempts of one caller count up, or its newer run would seem to be an older one.
-                self._attempts[caller] = before + attempts
-                again(followed.call)
+            deadline, again = self._joined.get(caller, (0.0, None))
+            if again is None or (late and deadline - now < _NO_TIME):
+                continue
+            before = self._attempts.get(caller, 0)
+            self.forget(caller)
+            # The attempts of one caller count up, or its newer run would seem to be an older one.
+            self._attempts[caller] = before + end.attempt
+            again(followed.call)
 
     def follow(self, call: str, runs: str) -> None:
         """Read the replies to the call ``runs`` from their start, as those of ``call``, until ``forget``."""

@@ -126,6 +126,8 @@ def refusal_of(verdict: Verdict, service: str) -> ErrorInfo:
             "the idempotency key stands for a call of another tool or session, or with other arguments; use another key for other work"
         )
         return ErrorInfo("invalid_arguments", "idempotency_conflict", message)
+    if verdict.status == "late":
+        return ErrorInfo("deadline_exceeded", NOT_TAKEN, verdict.message)
     if verdict.status == "unknown":
         return ErrorInfo("outcome_unknown", message=f"the call may or may not have been published: {verdict.message}")
     if verdict.message.startswith("OOM"):
