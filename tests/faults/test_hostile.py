@@ -337,6 +337,13 @@ def test_readers_raise_nothing_else(value: object) -> None:
         assert not isinstance(found, int) or 0 <= found <= reading.MOST_INTEGER
 
 
+def test_a_number_is_below_what_every_language_counts_exactly() -> None:
+    """2^53 is refused, as the protocol says, and the number before it is read."""
+    assert reading.integer(b"9007199254740991") == 2**53 - 1
+    with pytest.raises(reading.EnvelopeError, match="is not between"):
+        reading.integer(b"9007199254740992")
+
+
 def test_broker_errors_are_no_reading_errors() -> None:
     """An unreadable value is never taken for a refusal of the server, which would be tried again."""
     assert not issubclass(reading.EnvelopeError, BrokerError)

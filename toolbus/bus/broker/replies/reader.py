@@ -331,7 +331,7 @@ def constants(settings: Settings) -> list[Constant]:
         Constant("max_script_ids", MOST_IDS, "", "entries that one script finishes"),
         Constant("max_publication", MOST_PUBLICATION, "bytes", "of a publication"),
         Constant("max_name", MOST_TEXT, "characters", "of a name in a key; a longer one is skipped"),
-        Constant("max_integer", MOST_INTEGER, "", "that a number in a key must stay below; another one is skipped"),
+        Constant("max_integer", MOST_INTEGER, "", "the largest number in a key; a larger one is skipped"),
         Constant("memo_ttl", MEMO_TTL, "s", "of the verdicts of an agent's flushes; argument of `publish.lua`"),
         Constant("reply_ttl", max(LEAST_TTL, settings.lease * 2 / 3), "s", "of an agent's reply stream; argument of `listen.lua`"),
         Constant("reply_limit", settings.reply_limit, "entries", "of a reply stream; beyond them a call ends as `slow_consumer` (setting)"),

@@ -22,8 +22,8 @@ T = TypeVar("T")
 MOST_TEXT = 1_024
 """Most characters of a name."""
 
-MOST_INTEGER = 2**53
-"""Lua counts exactly as far."""
+MOST_INTEGER = 2**53 - 1
+"""Lua and JavaScript count exactly as far."""
 
 _MOST_DIGITS = 16
 MOST_DOCUMENT = 4 * 1024 * 1024
