@@ -57,7 +57,7 @@ OnFate = Callable[[Fate], None]
 _FATES: dict[bytes, Fate] = {b"removed": "removed", b"signalled": "signalled", b"gone": "gone", b"shared": "shared"}
 ABSENT = Verdict("absent", message="the service has no request stream")
 _LATE = Verdict("late", message="its time was up before the server took it, so it did not run")
-# With less than this many seconds left a request is written with no time at all.
+# With fewer seconds left a request is written with a timeout of 0 ms, which the scripts answer as they answer a missing stream.
 _NO_TIME = 0.001
 
 
@@ -303,12 +303,7 @@ class Publisher:
             verdicts = [Verdict("unknown", message=f"the server's answer can't be read: {error}")] * len(flush.batch)
         now = self._monotonic()
         for publish, verdict in zip(flush.batch, verdicts, strict=True):
-            publish.sender.settle(_or_late(verdict, publish.deadline, now))
-
-
-def _or_late(verdict: Verdict, deadline: float, now: float) -> Verdict:
-    """Tell a request that came too late from one whose service has no stream: the scripts answer both alike."""
-    return _LATE if verdict is ABSENT and deadline - now < _NO_TIME else verdict
+            publish.sender.settle(_LATE if verdict is ABSENT and publish.deadline - now < _NO_TIME else verdict)
 
 
 def _cancel(link: Link, keys: tuple[str, ...], args: tuple[str | int, ...], call: str, on_fate: OnFate | None) -> None:
@@ -462,10 +457,7 @@ class SharedCalls:
         def done(reply: Reply) -> None:
             self._doubted.pop(request.id, None)
             try:
-                if isinstance(reply, BrokerError):
-                    verdict = failure(reply)
-                else:
-                    verdict = _or_late(self._verdict(request.id, reply, left, deadline, again), deadline, time.monotonic())
+                verdict = failure(reply) if isinstance(reply, BrokerError) else self._verdict(request.id, reply, left, deadline, again)
             except (EnvelopeError, IndexError) as error:
                 skip(record, str(error))
                 verdict = Verdict("unknown", message=f"the record of the idempotency key can't be read: {error}")
@@ -510,7 +502,9 @@ class SharedCalls:
             return Verdict("queued", entry=entry)
         if reply[0] == b"conflict":
             return Verdict("conflict")
-        return ABSENT if reply[0] == b"absent" else Verdict("full", depth=integer(reply[1]))
+        if reply[0] == b"absent":
+            return _LATE if deadline - time.monotonic() < _NO_TIME else ABSENT
+        return Verdict("full", depth=integer(reply[1]))
 
     def release(self) -> None:
         """Publish what was kept, or keep it again."""
