@@ -45,7 +45,7 @@ LEASES = Table[WorkerScene]()
 _LONG = {"to": 60, "delay": 0.1}
 
 
-@LEASES.check("W30", 2)
+@LEASES.check("W30", 1)
 async def renews(scene: WorkerScene) -> None:
     """It renews what it holds: a call longer than two leases runs once."""
     sent = await scene.publish("count", _LONG)
