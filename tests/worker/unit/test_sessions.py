@@ -57,7 +57,7 @@ class Run:
 
     def __init__(self, session: str) -> None:
         request = SimpleNamespace(id=session, agent="a", user="u", session=session, state="")
-        self.delivery = SimpleNamespace(request=request, entry=b"1-0", attempt=1)
+        self.delivery = SimpleNamespace(request=request, entry=b"1-0", attempt=1, is_held=True)
 
     async def execute(self) -> None:
         """Do nothing."""
@@ -294,6 +294,39 @@ async def test_a_call_whose_session_went_to_another_worker_says_so() -> None:
     bench.slots.start(bench.delivery("write", {"what": "two"}, user="u", session="s"))
     await asyncio.sleep(1)
     assert bench.broker.errors() == [("", ""), ("tool_error", "session_moved")]
+
+
+@pytest.mark.parametrize("how", ["lose", "let_go"])
+async def test_a_call_that_another_worker_has_when_its_session_begins_does_not_run(how: str) -> None:
+    """The server says so when the first snapshot is kept, and no task ends with an exception that nobody retrieves."""
+    ran: list[str] = []
+
+    class Listed(Pages):
+        """Says what ran."""
+
+        id = "listed"
+
+        @tool
+        async def say(self) -> str:
+            """Say so."""
+            ran.append(invocation().id)
+            return ""
+
+    class Taken(Kept):
+        """Another worker takes the call meanwhile."""
+
+        async def save(self, delivery: Any, snapshot: Any) -> bool:
+            """Let go of the call."""
+            getattr(delivery.queue, how)(delivery)
+            return False
+
+    unhandled: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
+    bench = Bench(Listed())
+    Taken(bench)
+    bench.slots.start(bench.delivery("say", user="u", session="s"))
+    await asyncio.sleep(1)
+    assert (ran, bench.broker.ends, unhandled, bench.slots.free) == ([], [], [], 2)
 
 
 async def test_a_call_that_was_stopped_leaves_no_snapshot(gate: asyncio.Event) -> None:

@@ -174,6 +174,10 @@ class OpenSessions:
                     found.state.first = ""
                     run.stop(error)
                     return
+                if not run.delivery.is_held:
+                    # The server said so when the state was kept.
+                    run.stop(None)
+                    return
                 found.state.first = found.state.first or run.delivery.request.id
                 run.restarted = found.state.is_lost_for(run.delivery)
                 break
