@@ -62,6 +62,16 @@ def test_a_hostile_line_shrinks_with_the_first_call(ordering: Ordering, hostile:
     assert ordering.line() == b" ".join(entries[-MOST:])
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_order_of_another_type_is_made_anew(ordering: Ordering, shared: bool) -> None:
+    """A stranger who overwrites the key takes from the order what was published before, and nothing after it."""
+    ordering.publish(shared)
+    ordering.redis.set(ordering.order, "x")
+    entries = [ordering.publish(shared) for _ in range(2)]
+    assert (ordering.line(), ordering.earlier(entries[1])) == (b" ".join(entries), entries[:1])
+    assert ordering.redis.pttl(ordering.order) > 3 * HOURS
+
+
 def test_a_hostile_line_costs_a_question_a_bounded_number_of_looks(ordering: Ordering) -> None:
     """A worker asks what came before a call while a stranger has filled the line with thousands of entries that stand in the queue."""
     entries = [ordering.redis.xadd(ordering.queue, {"r": "{}"}, id=f"1-{number}") for number in range(1, 2_001)]

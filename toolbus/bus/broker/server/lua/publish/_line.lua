@@ -35,13 +35,18 @@ local function with_one_more(line, id)
   return line == '' and id or line .. ' ' .. id
 end
 
--- Write lines. When sessions are new, a few others are looked at, and those that nobody used for long are forgotten.
+-- Write lines, also over a key of another type. When sessions are new, a few others are looked at, and those that nobody used for long are
+-- forgotten.
 local function write_lines(key, lines, sessions, now, old)
   local fields = {}
   for _, session in ipairs(sessions) do
     fields[#fields + 1], fields[#fields + 2] = session, lines[session]
   end
   local new = redis.pcall('HSET', key, unpack(fields))
+  if type(new) ~= 'number' and new.err:find('WRONGTYPE', 1, true) then
+    redis.call('DEL', key)
+    new = redis.pcall('HSET', key, unpack(fields))
+  end
   if type(new) ~= 'number' then return end
   if new > 0 or old then redis.call('PEXPIRE', key, 2 * LINE_KEPT) end
   if new == 0 then return end
