@@ -18,7 +18,7 @@ CANCELLED_SHARE = 0.03
 """Part of all calls that their agent cancels after a moment."""
 
 # Half of the calls are streams. Weights in thousandths.
-_ANSWERS = {"echo": 280, "pay": 80, "nested": 40, "silent": 10, "deep": 10, "flaky": 30, "sit": 50}
+_ANSWERS = {"echo": 280, "pay": 80, "nested": 40, "silent": 10, "deep": 10, "flaky": 30, "sit": 30, "stay": 20}
 _STREAMS = {"story": 330, "babble": 130, "stumble": 40}
 ORDINARY = _ANSWERS | _STREAMS
 _POISON = ("crash", "segfault", "hang", "block", "hog", "endless")
@@ -26,6 +26,9 @@ STREAMS = frozenset({*_STREAMS, "endless"})
 POISON = frozenset(_POISON)
 FAILING = frozenset({"flaky", "stumble"})
 """Tools that fail in their first attempts."""
+
+SEATED = frozenset({"sit", "stay"})
+"""Tools of sessions."""
 
 # How often they fail. A failed attempt counts, and what has few attempts left runs alone.
 _FAILS = (1, 1, 1, 1, 1, 1, 1, 2)
@@ -93,7 +96,7 @@ def plan(
         call = made[number] = _planned(chance, number, calls, agents, weights, poisoned=poisoned, timeout=timeout, lease=lease)
         manner = chance.choice(_MANNERS) if chance.random() < shared else ""
         twin = number + (1 if manner == "elsewhere" else agents)
-        if manner and call.tool not in POISON and call.tool != "sit" and twin < calls and twin not in made:
+        if manner and call.tool not in POISON and call.tool not in SEATED and twin < calls and twin not in made:
             made[number] = msgspec.structs.replace(call, shares=call.key)
             made[twin] = _twin(made[number], twin, calls, agents, later=manner == "afterwards")
     seated = _seated(chance, [made[number] for number in range(calls)])
@@ -102,15 +105,15 @@ def plan(
 
 def _seated(chance: random.Random, calls: list[Planned]) -> Iterator[Planned]:
     """The calls, with sessions for those that need one: each has a few calls of one agent, one session after the other."""
-    left: dict[int, tuple[str, int]] = {}
+    left: dict[tuple[int, str], tuple[str, int]] = {}
     for call in calls:
-        if call.tool != "sit":
+        if call.tool not in SEATED:
             yield call
             continue
-        session, more = left.get(call.agent, ("", 0))
+        session, more = left.get((call.agent, call.tool), ("", 0))
         if not more:
             session, more = f"s-{call.key}", chance.randint(*_SESSION)
-        left[call.agent] = (session, more - 1)
+        left[call.agent, call.tool] = (session, more - 1)
         yield msgspec.structs.replace(call, session=session)
 
 
@@ -162,7 +165,7 @@ def _planned(
             arguments["seconds"] = round(lease * chance.uniform(0.5, 1.5), 2)
         case "pay":
             arguments["seconds"] = round(chance.uniform(0.0, 0.3), 3)
-        case "sit":
+        case "sit" | "stay":
             arguments["seconds"] = round(chance.choice((0.0, 0.1, lease)) * chance.random(), 3)
         case "hang":
             timeout = 2 * lease

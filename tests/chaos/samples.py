@@ -52,7 +52,10 @@ SITS = [
     for key in ("a0-000009", "a0-000010", "a0-000011", "a0-000012")
 ]
 SEATS = [f"{call.key}:{seat}" for call, seat in zip(SITS, ("1.5:1", "1.5:2", "2.7:1", "2.7:2"), strict=True)]
-PLANNED = [ECHO, STORY, BABBLE, PAY, CRASH, SHARED, TWIN, FLAKY, DEEP, *SITS]
+# One whose state outlives its worker.
+STAYS = [Planned(key, 1, "stay", {"key": key, "seconds": 0.0}, 0.9, 60.0, session="k") for key in ("a1-000013", "a1-000014", "a1-000015")]
+SEATS += [f"{call.key}:1.6:{number}" for number, call in enumerate(STAYS, 1)]
+PLANNED = [ECHO, STORY, BABBLE, PAY, CRASH, SHARED, TWIN, FLAKY, DEEP, *SITS, *STAYS]
 RUN_A, RUN_B = (list(babble(BABBLE.key, run, 4)) for run in ("a", "b"))
 SAID, OTHER = ("".join(babble(SHARED.key, run, 4)) for run in ("a", "b"))
 # How often each of three requests of a backlog was run, and others: as it must not be.
@@ -94,10 +97,10 @@ def clean() -> list[AnyRecord]:
         Left(8.6, DEEP.key, 1, WORKER, "cancelled"),
         Left(8.7, inner(DEEP.key), 1, WORKER, "cancelled"),
     ]
-    for number, (planned, seat) in enumerate(zip(SITS, SEATS, strict=True)):
+    for number, (planned, seat) in enumerate(zip([*SITS, *STAYS], SEATS, strict=True)):
         at = 9.0 + number / 10
         records += [
-            Issued(at, planned.key, AGENT),
+            Issued(at, planned.key, AGENT + planned.agent),
             Begun(at, planned.key, 1, WORKER, f"sit{number}"),
             Left(at, planned.key, 1, WORKER, "done"),
             Ended(at, planned.key, f"sit{number}", AGENT, at, True, seat),

@@ -1,4 +1,4 @@
-"""A service whose state is in its worker's process, so that calls of one session must go to one worker."""
+"""Services whose calls of one session go to one worker: in one the state ends with its worker, in the other it is restored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolbus import ToolService, invocation, tool
 
@@ -46,3 +46,39 @@ class Seats(ToolService):
         if session is not None:
             self._tokens.pop(session, None)
             self._calls.pop(session, None)
+
+
+class Kept(ToolService):
+    """Answers as ``Seats`` does, from a state that outlives its worker.
+
+    Args:
+        record: writes an execution down, and gives the number of this process.
+    """
+
+    id = "kept"
+    session_lost = "restore"
+
+    def __init__(self, record: Callable[[str], AbstractContextManager[int]]) -> None:
+        self._record = record
+
+    def open_session(self, session: Session) -> dict[str, Any]:  # type: ignore[override]
+        """Begin with no calls."""
+        return {"token": "", "calls": 0}
+
+    def save_session(self, session: Session, state: dict[str, Any]) -> dict[str, Any]:
+        """Keep all of it."""
+        return state
+
+    def load_session(self, session: Session, saved: dict[str, Any]) -> dict[str, Any]:
+        """Go on with what was kept."""
+        return saved
+
+    @tool(effect="idempotent")
+    async def stay(self, key: str, seconds: float) -> str:
+        """Count a call in its session."""
+        with self._record(key) as pid:
+            state = invocation().state
+            state["token"] = state["token"] or f"{pid}.{time.monotonic_ns()}"
+            state["calls"] = count = state["calls"] + 1
+            await asyncio.sleep(seconds)
+            return f"{key}:{state['token']}:{count}"

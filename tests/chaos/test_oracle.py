@@ -52,6 +52,7 @@ from tests.chaos.samples import (
     SEATS,
     SHARED,
     SITS,
+    STAYS,
     STORY,
     TWIN,
     WORKER,
@@ -156,6 +157,13 @@ PLANTED: dict[str, tuple[Change, str, str]] = {
         SITS[2].key,
     ),
     "two calls that are one to their session": (changed(Ended, SITS[1].key, output=f"{SITS[1].key}:1.5:1"), "session", SITS[1].key),
+    "a call that is in its session's state twice": (changed(Ended, STAYS[2].key, output=f"{STAYS[2].key}:1.6:4"), "session", STAYS[2].key),
+    "a state that was lost, and nobody was told": (changed(Ended, STAYS[2].key, output=f"{STAYS[2].key}:2.9:1"), "session", STAYS[2].key),
+    "a lost state where nothing was lost": (
+        changed(Ended, STAYS[2].key, success=False, output=None, error="tool_error", code="session_lost"),
+        "one-end",
+        STAYS[2].key,
+    ),
     "an answer of another call's seat": (changed(Ended, SITS[1].key, output=SEATS[0]), "one-end", SITS[1].key),
     "text of another call": (seen(STORY, "".join(story("a0-000009", 6))), "address", STORY.key),
     "a frame that overtook another": (with_(Counted(7.0, "agent-0", 0, 1)), "stream", ""),
@@ -400,7 +408,7 @@ def test_the_report_counts_and_names_violations() -> None:
     found = report(OPTIONS, PLANNED, records, judge(OPTIONS, PLANNED, records), 10.0)
     assert not found.passed
     assert found.results["crash"] == {"tool_error/max_deliveries": 1}
-    assert (found.calls, found.kills, found.faults) == (12, 6, {"kill": 1})
+    assert (found.calls, found.kills, found.faults) == (15, 6, {"kill": 1})
     assert ECHO.key in text(found)
     assert msgspec.json.decode(msgspec.json.encode(found))["violations"][0]["rule"] == "one-end"
 

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 
 from tests.chaos import plan
 from tests.chaos.history import Begun, Journal, Left
-from tests.chaos.seats import Seats
+from tests.chaos.seats import Kept, Seats
 from toolbus import Retry, ToolError, ToolService, invocation, tool
 
 SERVICE = "chaos"
-SERVICES = (SERVICE, Seats.id)
+SERVICES = (SERVICE, Seats.id, Kept.id)
 """The services of a run, by the names of their queues."""
 
 # A failed run may be tried again as often as one whose worker died.
@@ -42,8 +42,10 @@ def define(journal: Journal, revision: int) -> list[object]:
         finally:
             journal.write(Left(time.monotonic(), key, attempt, pid, how))
 
-    # A version that does not know sticky sessions must not serve them.
-    seats = [Seats(record)] if hasattr(ToolService, "sticky_sessions") else []
+    # A version that does not know sticky sessions, or their states, must not serve them.
+    seats: list[object] = [Seats(record)] if hasattr(ToolService, "sticky_sessions") else []
+    if hasattr(ToolService, "save_session"):
+        seats.append(Kept(record))
     return [*_answers(record, revision), *_streams(record), *_failures(record), *_poison(record), *seats]
 
 

@@ -59,6 +59,11 @@ _HARMLESS = frozenset({"kill", "term", "agent-kill", "script-flush", "versions"}
 def _order(case: Case) -> Iterator[Violation]:
     """The calls of a session are run in the order in which they were made."""
     place = {key: number for number, key in enumerate(case.planned)}
+    if any(
+        hit.what.startswith("wrong-key") or (hit.what.startswith("wrong-type") and ":order:" in hit.what) for hit in case.history.of(Hit)
+    ):
+        # Somebody has overwritten the order.
+        return
     everything = [ended for records in case.ended.values() for ended in records]
     for session, answered in answers(case.planned.values(), everything).items():
         lives: dict[str, list[tuple[int, str]]] = {}
@@ -123,7 +128,7 @@ def _alone(case: Case) -> Iterator[Violation]:
             runs.setdefault(begun.pid, []).append(begun)
     for pid, records in runs.items():
         for one in records:
-            if one.attempt < case.options.max_deliveries - 1 or case.planned[one.key].tool in {*plan.FAILING, "sit"}:
+            if one.attempt < case.options.max_deliveries - 1 or case.planned[one.key].tool in plan.FAILING | plan.SEATED:
                 continue
             beside = [each for each in records if each is not one and each.at < case.over(one) and case.over(each) > one.at]
             if beside:

@@ -57,8 +57,6 @@ OUT_OF_REACH = {
     "Mastership": "there are no Sentinels",
     "One end": "a call that has ended is given no frame",
     "Scripts do all or nothing": "there is no cluster that moves its slots",
-    "Snapshots of sessions": "no service restores states",
-    "Snapshots of sessions: calls in them": "no service restores states",
 }
 """Defects that nothing in a world can show, and why; they are searched for only when they are named."""
 

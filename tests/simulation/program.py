@@ -22,8 +22,6 @@ OUT_OF_REACH = {
     "held/routes": "no gateways take part",
     "held/settle": "no tasks or conversations take part",
     "held/write": "no tasks or conversations take part",
-    "sessions/load": "no service restores states",
-    "sessions/save": "no service restores states",
 }
 """Steps that no world takes, and why."""
 
@@ -105,10 +103,14 @@ def coverage(met: Counter[tuple[str, str]]) -> str:
 
 
 def _search(source: _Source, first: int, seconds: float, tries: int, met: Counter[tuple[str, str]]) -> int:
-    began, used, seed, calls = time.monotonic(), time.process_time(), first, 0
+    began, used, seed, calls, status = time.monotonic(), time.process_time(), first, 0, 0
     while time.monotonic() - began < seconds:
         scenario = source.draw(seed)
-        outcome = run(scenario, traced=False)
+        try:
+            outcome = run(scenario, traced=False)
+        except KeyboardInterrupt:
+            status = 130
+            break
         calls += outcome.calls
         met.update(outcome.met)
         if outcome.violations:
@@ -123,4 +125,4 @@ def _search(source: _Source, first: int, seconds: float, tries: int, met: Counte
         seed += 1
     rate = calls / max(0.001, time.process_time() - used)
     print(f"{seed - first} seeds from {first}, {calls} calls, no violation; {rate:.0f} calls a second and core")
-    return 0
+    return status

@@ -14,7 +14,7 @@ from tests.chaos.plan import Planned
 from tests.chaos.schedule import POISON
 from tests.simulation.faults import KINDS, Aimed
 
-_TOOLS = ("echo", "pay", "nested", "silent", "deep", "flaky", "sit", "story", "babble", "stumble")
+_TOOLS = ("echo", "pay", "nested", "silent", "deep", "flaky", "sit", "stay", "story", "babble", "stumble")
 _STREAMS = {"story", "babble", "stumble"}
 # Their calls hold a slot for long, or wait for others: they need more slots than there are calls.
 _LONG = {"deep", "nested", "silent"}
@@ -38,6 +38,8 @@ _SOME = ("publish/listen", "take/take", "finish/finish_each", "lease/beat", "lea
 _OF_KINDS: dict[str, Callable[[Planned], bool]] = {
     "publish/cancel": lambda call: call.cancel is not None,
     "publish/share": lambda call: bool(call.shares),
+    "sessions/load": lambda call: call.tool == "stay",
+    "sessions/save": lambda call: call.tool == "stay",
     "sessions/own": lambda call: bool(call.session),
     "sessions/disown": lambda call: bool(call.session),
     "take/count": lambda call: call.tool in plan.FAILING,

@@ -90,6 +90,6 @@ def test_the_coverage_names_what_met_no_fault() -> None:
     assert set(program.OUT_OF_REACH) < set(STEPS)
     found = program.coverage(Counter({("kill", "publish/publish"): 3}))
     assert f"{len(STEPS) - 1} of {len(STEPS)} steps have met no fault:" in found
-    assert "- sessions/save: no service restores states." in found
+    assert "- held/routes: no gateways take part." in found
     assert "- publish/cancel: not in this search." in found
     assert "- publish/publish has not met" in found

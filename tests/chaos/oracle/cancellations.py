@@ -13,6 +13,8 @@ from tests.chaos.schedule import LOSSY
 _SILENCING = frozenset({"server-stop", "server-kill", "client-pause", "partition", "swallow", "delay", "stop", "agent-stop", "half-open"})
 # Whoever is not told that nothing passes notices after so many seconds.
 _UNTOLD = 11.0
+# What was refused is tried again after so many seconds at most.
+_AGAIN = 1.0
 # A worker that sends to an agent that has just gone makes its reply stream anew, for an agent that may be there; the others take that as a
 # sign of life as long as it lives.
 _MADE_ANEW = 5.0
@@ -37,8 +39,9 @@ def cancellations(case: Case) -> Iterator[Violation]:
 
 
 def _late(case: Case, silences: list[_Silence], begun: Begun, since: float) -> Iterator[Violation]:
-    # What the server lost, nobody can cancel: it ends with its time. What could not be ended then is run once more.
-    again = 2 * case.options.lease + MARGIN
+    # What the server lost, nobody can cancel: it ends with its time. What could not be ended then is run once more, when nobody has
+    # renewed it for two leases, and no lease is judged for one after a silence.
+    again = 3 * case.options.lease + MARGIN
     if any(hit.kind in LOSSY and hit.until + again > begun.at for hit in case.history.of(Hit)):
         return
     agent = case.issued[begun.key.removesuffix(inner(""))].pid
@@ -63,7 +66,8 @@ def _unwanted_since(case: Case, silences: list[_Silence], planned: Planned) -> f
         if gone is None or gone.at > _by(case, silences, cancelled.at, cancelled.pid):
             return cancelled.at
         unheard = any(
-            began <= gone.at and until > cancelled.at and (not whose or cancelled.pid in whose) for began, until, whose in silences
+            began <= gone.at and (until > cancelled.at or until + _AGAIN > gone.at) and (not whose or cancelled.pid in whose)
+            for began, until, whose in silences
         )
         return gone.at + _unnoticed(case) if unheard else cancelled.at
     if issued is None or planned.key in case.ended or not case.abandoned(issued):

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from tests.chaos.history import Ended, Hit, Planted
 from tests.chaos.oracle.case import MARGIN, Case, Violation, short
 from tests.chaos.oracle.outputs import expected
-from tests.chaos.oracle.sessions import bad_seat
+from tests.chaos.oracle.sessions import bad_seat, is_about_state
 from tests.chaos.oracle.streams import bad_babble
-from tests.chaos.plan import Planned, inner
+from tests.chaos.plan import SEATED, Planned, inner
 from tests.chaos.schedule import PURGE
 
 # Their handlers call others or ask somebody, and pass on how that ended.
@@ -62,7 +62,7 @@ def _wrong_success(case: Case, planned: Planned, ended: Ended) -> str:
         return "a success although no handler ever began"
     if planned.tool == "babble":
         return bad_babble(planned, ended.output or "", whole=True)
-    if planned.tool == "sit":
+    if planned.tool in SEATED:
         return bad_seat(planned, ended.output or "")
     right = expected(planned)
     if right is None:
@@ -118,6 +118,8 @@ def _is_expected(case: Case, planned: Planned, ended: Ended) -> bool:
     ):
         # Of work that must not happen twice it would say that it did not happen.
         return False
+    if planned.tool == "stay" and is_about_state(case, planned, ended):
+        return True
     if case.options.lossy and ended.error in {"deadline_exceeded", "outcome_unknown", "unavailable"}:
         return True
     if case.was_cut_off(ended) and ended.error in {"deadline_exceeded", "outcome_unknown"}:

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from tests.chaos.history import Ended
+from tests.chaos.history import Ended, Left
 from tests.chaos.oracle.case import Case, Violation
 from tests.chaos.plan import Planned
 
@@ -34,6 +34,37 @@ def sessions(case: Case) -> Iterator[Violation]:
             if count in counts[token]:
                 yield Violation("session", f"the {count}. call of the session {session} was answered twice by {token}", ended.key)
             counts[token].add(count)
+        if case.planned[answered[0].key].tool == "stay":
+            yield from _restored(case, session, answered, lives)
+
+
+def _restored(case: Case, session: str, answered: list[Ended], lives: list[str]) -> Iterator[Violation]:
+    """A state that outlives its workers has each call once, and its loss is told."""
+    if case.options.lossy:
+        return
+    calls = [call.key for call in case.planned.values() if call.session == session]
+    # Of a run that was cut off the state has a part, and its call may run once more on it.
+    cut_off = sum(left.how != "done" for left in case.history.of(Left) if left.key in calls)
+    for ended in answered:
+        made = sum(case.issued[key].at <= ended.at for key in calls if key in case.issued)
+        if seat(ended)[1] > made + cut_off:
+            yield Violation("session", f"{seat(ended)[1]} calls are in the state of the session {session}, and {made} were made", ended.key)
+    told = sum(ended.code == "session_lost" for key in calls for ended in case.ended.get(key, ()))
+    if len(lives) > 1 + told and "agent-kill" not in case.options.faults:
+        yield Violation("session", f"the state of the session {session} was lost, and no call was told", answered[-1].key)
+
+
+def is_about_state(case: Case, planned: Planned, failed: Ended) -> bool:
+    """Return whether a call of a session whose state outlives its workers may have failed for its state.
+
+    Its worker died when the snapshot had the call, and before its caller had the answer. Or the server lost the snapshot, or a worker
+    forgot it, since a call before this one was stopped.
+    """
+    if failed.code == "answer_lost":
+        return bool(case.executions(planned.work))
+    before = [ended for call in case.planned.values() if call.session == planned.session for ended in case.ended.get(call.key, ())]
+    stopped = any(not ended.success and ended.code != "session_lost" and ended.at <= failed.at for ended in before)
+    return failed.code == "session_lost" and (case.options.lossy or stopped)
 
 
 def answers(planned: Iterable[Planned], ended: Iterable[Ended]) -> dict[str, list[Ended]]:
