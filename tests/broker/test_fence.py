@@ -112,3 +112,13 @@ def test_without_a_counter_nothing_is_finished_unseen(stream: Stream) -> None:
     assert len(stream.run(scripts.FINISH, (), GENERATION, "7", 1, stream.entry)) == 5
     stream.redis.hdel(stream.fence, "c:mine")
     assert stream.run(scripts.FINISH, (), GENERATION, "", 1, stream.entry) == [GENERATION.encode(), b""]
+
+
+@pytest.mark.parametrize("known", ["7", "6"])
+def test_a_burial_that_is_sent_again_keeps_one_letter(stream: Stream, known: str) -> None:
+    """A connection may be lost before the answer; two letters would be two calls when they are redriven."""
+    stream.give("mine", 2)
+    assert buries(stream, known, 2)
+    buries(stream, known, 2)
+    assert stream.redis.xlen(stream.keys.dead_letters("pool")) == 1
+    stream.redis.delete(stream.keys.dead_letters("pool"))

@@ -24,11 +24,12 @@ end
 local frees = KEYS[4] and is_free(KEYS[4], ARGV[13], KEYS[5], ARGV[14])
 if ARGV[11] ~= '' and reply(ARGV[11], ARGV[12]) == 'moving' then return try_again() end
 if frees then redis.call('DEL', KEYS[4]) end
-if ARGV[5] ~= '' then
+-- A script that is sent again, since its answer was lost with its connection, finds its entry acknowledged.
+local first = redis.call('XACK', queue, 'g', entry) > 0 or ARGV[1] == ''
+if first and ARGV[5] ~= '' then
   append(KEYS[3], 'MAXLEN', '~', ARGV[9], '*',
     'reason', ARGV[5], 'attempts', ARGV[6], 'error', ARGV[7], 'r', ARGV[8], 'entry', entry)
   redis.call('PEXPIRE', KEYS[3], ARGV[10])
 end
-redis.call('XACK', queue, 'g', entry)
 redis.call('XDEL', queue, entry)
 return 1
