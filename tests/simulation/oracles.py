@@ -35,10 +35,12 @@ OF_ENTRIES = frozenset(
     script.name
     for script in (
         *(scripts.FINISH, scripts.FINISH_EACH, scripts.BURY, scripts.RENEW, scripts.REAP, scripts.OWN),
-        *(scripts.HAND_BACK, scripts.HAND_OVER, scripts.BEAT, scripts.UNREGISTER, scripts.RETIRE),
+        *(scripts.HAND_BACK, scripts.HAND_OVER, scripts.BEAT, scripts.UNREGISTER, scripts.RETIRE, scripts.SAVE),
     )
 )
-"""The scripts that are looked at with the entries before and after them: those that move or end entries, or keep owners of them alive."""
+"""The scripts that are looked at with the entries before and after them: those that move or end entries, keep owners of them alive, or keep
+what their calls have done.
+"""
 
 _CALL = re.compile(rb'"id":"([^"]+)"')
 _RUN = re.compile(rb'"run":"([^"]+)"')
@@ -309,9 +311,11 @@ class Invariants:
             # What lies further ahead was noted before the clock was set back.
             distrusts = 0 < self._distrusts.get(pid, 0) - self._db.now() <= self._lease // 2
             return self._sweeping() if b"ended" in words and distrusts else None
+        if script == scripts.SAVE.name:
+            return self._saving(words)
         queue, fence = words[0], words[1]
         me = next(word for word in words if not word.startswith(self._prefix))
-        before, counters = self._owners(queue), self._counters(fence)
+        before, counters = self._owners(queue), self._fields(fence)
         if not before:
             return None
         lost = self._lost.get(queue, (0, 0))
@@ -366,13 +370,27 @@ class Invariants:
 
         return answered
 
+    def _saving(self, words: list[bytes]) -> Callable[[], None]:
+        """See that only who has a call keeps what it did in its session."""
+        (queue, _, _, snapshot, me), entry = words[:5], words[7]
+        milliseconds, _, number = entry.partition(b"-")
+        place = int(milliseconds), int(number)
+        excused = place <= self._lost.get(queue, (0, 0)) or self.broken_off or self._owners(queue).get(place) == me
+        before = self._fields(snapshot)
+
+        def look() -> None:
+            if not excused and self._fields(snapshot) != before:
+                self._broken("inside", f"{me.decode()} kept a snapshot after a call that it has not (entry {entry.decode()})")
+
+        return look
+
     def _owners(self, queue: bytes) -> dict[Id, bytes]:
         stream = self._db.find(queue)
         group = stream.groups.get(b"g") if isinstance(stream, Stream) else None
         return {} if group is None else {entry: pending.consumer for entry, pending in group.pending.items()}
 
-    def _counters(self, fence: bytes) -> dict[bytes, bytes]:
-        found = self._db.find(fence)
+    def _fields(self, key: bytes) -> dict[bytes, bytes]:
+        found = self._db.find(key)
         return dict(found) if isinstance(found, Hash) else {}
 
     def _lives(self, service: bytes, instance: bytes) -> bool:
@@ -387,7 +405,7 @@ class Invariants:
 
     def _reaped(self, words: list[bytes], before: dict[Id, bytes], after: dict[Id, bytes]) -> None:
         """See that a worker took what was handed back, if it has room, and that its own lease ends when one can."""
-        fence, (me, service, room, _, _, _, alone, _, notes) = self._counters(words[1]), words[4:13]
+        fence, (me, service, room, _, _, _, alone, _, notes) = self._fields(words[1]), words[4:13]
         leases, longest = self._db.find(self._prefix + b"live"), int(fence.get(b"l:" + me, 0))
         ends = leases.get(service + b"/" + me, 0) if isinstance(leases, Scores) else 0
         if longest and ends > self._db.now() + 2 * longest:
@@ -440,7 +458,7 @@ class Invariants:
     def _moved(self, fence: bytes, owner: bytes, before: dict[bytes, bytes]) -> None:
         """See that the counter of a worker from which entries were moved is another one."""
         name = b"c:" + owner
-        if not owner.startswith(b"~") and name in before and self._counters(fence).get(name) == before[name]:
+        if not owner.startswith(b"~") and name in before and self._fields(fence).get(name) == before[name]:
             self._broken("inside", f"entries were moved away from {owner.decode()}, whose fence is still {before[name].decode()}")
 
     def _broken(self, rule: str, what: str) -> None:

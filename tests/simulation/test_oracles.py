@@ -171,6 +171,11 @@ def _beats_too_seldom(bench: Bench) -> None:
     bench.script(scripts.BEAT, "chaos/me")
 
 
+def _keeps_anothers(bench: Bench) -> None:
+    bench.held("you")
+    bench.script(scripts.SAVE, "me", "0.x", "5", "1-0", does=lambda: bench.hash("pulse", t="x"), keys=4)
+
+
 def _waits_twice(bench: Bench) -> None:
     bench.held("me")
     stream = bench.db.make(PREFIX + b"q:chaos", Stream)
@@ -208,6 +213,7 @@ BROKEN: dict[Callable[[Bench], None], str] = {
     _leaves_the_fence: "inside: entries were moved away from me, whose fence is still 5",
     _sweeps_too_soon: "inside: chaos/you was swept out of the registry by a worker that had not beaten for long",
     _beats_too_seldom: "inside: chaos/me has beaten 1 times in 10000 ms",
+    _keeps_anothers: "inside: me kept a snapshot after a call that it has not (entry 1-0)",
     _waits_twice: "inside: q:chaos: the call c waits twice",
     _two_scripts: "inside: the run r is in two scripts that were not answered, the second of them finish/finish",
 }
@@ -333,7 +339,7 @@ def test_what_goes_on_as_promised_breaks_nothing() -> None:
     assert bench.found() == []
 
 
-@pytest.mark.parametrize("break_it", [_ends_anothers, _renews_anothers, _leaves_the_fence])
+@pytest.mark.parametrize("break_it", [_ends_anothers, _renews_anothers, _leaves_the_fence, _keeps_anothers])
 def test_only_what_was_there_is_excused_when_the_server_loses_something(break_it: Callable[[Bench], None]) -> None:
     """A move that was lost may be made again by whoever had the entry; one of an entry that came later may not."""
     for entry_was_there in (True, False):
