@@ -399,7 +399,8 @@ class Driver:
         what, pids = await KINDS[fault.kind].apply(self, fault, random) or ("nobody was there", ())
         # What follows within a lease meets it too: those that were cut off come back.
         self.world.loop.call_later(self.options.lease, self._under_way.subtract, [fault.kind], context=self.world.context)
-        self.journal.write(Hit(began, KINDS[fault.kind].taken_for, self.world.loop.now, f"{fault.kind} {what}", pids))
+        at = f" at {fault.step}" if fault.step else ""
+        self.journal.write(Hit(began, KINDS[fault.kind].taken_for, self.world.loop.now, f"{fault.kind} {what}{at}", pids))
 
     def _soon(self, again: Callable[[int], None], index: int) -> None:
         self.world.loop.call_later(_AGAIN, lambda: None if self._closing else again(index), context=self.world.context)

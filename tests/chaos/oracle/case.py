@@ -96,10 +96,14 @@ class Case:
         starting = sum(max(0.0, min(served, until) - max(began, since)) for began, served, _ in self._workers)
         return starting > sum(max(0.0, min(gone, until) - max(served, since)) for _, served, gone in self._workers)
 
-    def given_up(self, key: str, fewest: int) -> bool:
-        """Return whether a call whose handler began at least so often may have been given up, or one that its handler made."""
+    def given_up(self, key: str, fewest: int, since: float, until: float) -> bool:
+        """Return whether a call with at least so many attempts may have been given up, or one that its handler made.
+
+        An attempt is one whose handler began, or whose worker was killed as it counted one.
+        """
         made = Counter(begun.call for begun in self.begun.get(inner(key), ()))
-        return max([self.executions(key), *made.values()]) >= fewest
+        counted = sum(since < hit.at < until for hit in self.history.of(Hit) if hit.kind == "kill" and hit.what.endswith("at take/count"))
+        return max([self.executions(key), *made.values()]) + counted >= fewest
 
     def executions(self, key: str) -> int:
         """Return how often a call's handler began."""

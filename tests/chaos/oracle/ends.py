@@ -86,7 +86,7 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
         return f"refused as {told}, but its handler began {ran} times" if ran and not again else ""
     # Any call may be given up, once faults have taken as many runs from it as poison gets; a first delivery counts before it runs.
     given_up = ended.code == "max_deliveries" or ended.error == "deadline_exceeded"
-    if given_up and case.given_up(planned.work, case.options.max_deliveries - 1):
+    if given_up and case.given_up(planned.work, case.options.max_deliveries - 1, ended.began, ended.at):
         return ""
     match planned.tool:
         case "crash" | "segfault" if ended.error in {"tool_error", "deadline_exceeded"}:
