@@ -151,3 +151,16 @@ def test_who_has_lost_a_request_or_its_session_keeps_no_snapshot(beginning: Begi
     beginning.redis.set(owner, "mine", px=60_000)
     beginning.redis.xclaim(beginning.queue, "g", "other", 0, [beginning.entry], justid=True)
     assert (save(counter="6"), beginning.redis.exists(snapshot)) == (0, 0)
+
+
+def test_a_snapshot_that_is_sent_again_after_its_call_has_ended_is_not_kept(beginning: Beginning) -> None:
+    """A worker whose connection comes back takes back nothing of what the session's next worker has kept since."""
+    owner, snapshot = beginning.keys.session("pool", "s"), beginning.keys.snapshot("pool", "s")
+    keys = (beginning.queue, beginning.fence, owner, snapshot)
+    args = ("mine", "1.a", 7, beginning.entry, 1, "", "token", "call", "{}", 60_000)
+    assert beginning.redis.eval(scripts.SAVE.source, len(keys), *keys, *args) == 1
+    beginning.redis.xack(beginning.queue, "g", beginning.entry)
+    beginning.redis.hset(snapshot, "d", "newer")
+    assert beginning.redis.eval(scripts.SAVE.source, len(keys), *keys, *args) == 0
+    assert beginning.redis.hget(snapshot, "d") == b"newer"
+    beginning.redis.delete(snapshot)

@@ -299,7 +299,7 @@ async def _outlives(scene: WorkerScene, proxy: Proxy) -> None:
 
 @LEAVING.check("W70", 2)
 async def gives_up(scene: WorkerScene) -> None:
-    """When its reads are refused it tries again; after three leases, half a minute at least, it leaves and ends, if nobody waits for its calls."""
+    """When its reads are refused it tries again; after three leases, half a minute at least, it ends, if nobody waits for its calls."""
     await need_slots(scene, 2)
     proxy = Proxy(scene.port)
     await proxy.start()

@@ -394,5 +394,5 @@ class Snapshots:
 
     def _tell(self, delivery: Delivery, reply: Reply) -> None:
         request = delivery.request
-        reason = str(reply) if isinstance(reply, BrokerError) else "another worker has the session"
+        reason = str(reply) if isinstance(reply, BrokerError) else "the call has ended, or another worker has the session"
         telemetry.log.warning("session.unsaved", queue=delivery.queue.queue, user=request.user, session=request.session, error=reason)
