@@ -487,7 +487,12 @@ def snapshot_keys(owning: Owning) -> tuple[str, ...]:
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize(
     ("answer", "reason"),
-    [(1, ""), (0, "another worker has the session"), (BrokerUnavailable("gone"), "gone"), (ReplyError("OOM"), "OOM")],
+    [
+        (1, ""),
+        (0, '"the call has ended, or another worker has the session"'),
+        (BrokerUnavailable("gone"), "gone"),
+        (ReplyError("OOM"), "OOM"),
+    ],
 )
 async def test_a_snapshot_is_kept_or_it_is_said_why_not(
     owning: Owning, ordered: bool, answer: Any, reason: str, caplog: pytest.LogCaptureFixture
