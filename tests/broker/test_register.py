@@ -85,6 +85,19 @@ def test_a_worker_that_leaves_takes_its_lease_along(registering: Registering) ->
     assert registering.retire() is not None
 
 
+def test_what_the_last_worker_leaves_waits_for_an_hour(registering: Registering) -> None:
+    """Its beats prolong the queue while it leaves, and a request that no worker takes within an hour is past its use."""
+    queue, fence = registering.keys.queue("pool"), registering.keys.fence("pool")
+    registering.register()
+    registering.redis.xadd(queue, {"r": "{}", "d": "1"})
+    registering.unregister()
+    for key in (queue, fence):
+        registering.redis.pexpire(key, 86_400_000)
+    registering.retire()
+    assert [3_500_000 < registering.redis.pttl(key) <= 3_600_000 for key in (queue, fence)] == [True, True]
+    registering.redis.delete(queue, fence)
+
+
 @tool(service="pool", effect="read")
 async def echo(text: str) -> str:
     """Give a text back."""

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Leave a request stream: end this worker's lease, delete its consumer if nothing is pending for it, likewise the one under which
--- entries of its sessions wait, and the stream itself if no worker serves it and nothing waits in it.
+-- entries of its sessions wait, and the stream itself if no worker serves it and nothing waits in it; what waits has an hour.
 -- KEYS: 1 request stream, 2 fence, 3 cancelled calls, 4 the service's instances, 5 live instances
 -- ARGV: 1 consumer, 2 service, 3 "1" when its process has ended without this, and others may take over at once what it holds
 -- One that could not leave the registry before is swept out of it when its lease has ended.
@@ -14,7 +14,14 @@ for _, consumer in ipairs({ARGV[1], '~to:' .. ARGV[1]}) do
     redis.call('HSET', KEYS[2], 'x:' .. ARGV[1], '1')
   end
 end
-if redis.call('EXISTS', KEYS[4]) == 0 and redis.call('XLEN', KEYS[1]) == 0 then
-  redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
+if redis.call('EXISTS', KEYS[4]) == 0 then
+  if redis.call('XLEN', KEYS[1]) == 0 then
+    redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
+  else
+    -- Its last beats have prolonged what ends an hour after the last worker.
+    for i = 1, 3 do
+      if redis.call('PTTL', KEYS[i]) > 3600000 then redis.call('PEXPIRE', KEYS[i], 3600000) end
+    end
+  end
 end
 return 1
