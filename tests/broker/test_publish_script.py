@@ -42,10 +42,11 @@ class Publishing:
         answer: bytes = self.redis.eval(scripts.CANCEL.source, 3, *keys, *args)
         return answer
 
-    def cancel(self, entry: str) -> bytes:
+    def cancel(self, entry: str, *, once: bool = False) -> bytes:
         """Cancel a call."""
         keys = (self.queue, self.keys.cancelled("pool"))
-        answer: bytes = self.redis.eval(scripts.CANCEL.source, 2, *keys, entry, "call", 5_000, "wake")
+        last = ("cancelled", "call", self.keys.prefix, 1) if once else ()
+        answer: bytes = self.redis.eval(scripts.CANCEL.source, 2, *keys, entry, "call", 5_000, "wake", *last)
         return answer
 
     def waiting(self) -> list[bytes]:
@@ -240,6 +241,16 @@ def test_once_work_that_runs_keeps_its_key_when_it_is_left(publishing: Publishin
     publishing.redis.xreadgroup("g", "worker", {publishing.queue: ">"})
     assert publishing.leave("first", "first", once=once) == b"signalled"
     assert publishing.redis.exists(publishing.keys.shared("key")) == kept
+
+
+def test_work_that_has_begun_is_not_removed_where_a_new_group_has_not_delivered_it(publishing: Publishing) -> None:
+    """The mark of work that must not happen twice says that it had begun; its caller may not be told that it never ran."""
+    fates = []
+    for number, mark in enumerate(("other", "call")):
+        publishing.redis.set(publishing.keys.started(mark), "run", px=60_000)
+        fates.append(publishing.cancel(publishing.flush(number, "{}"), once=True))
+        publishing.redis.delete(publishing.keys.started(mark))
+    assert fates == [b"removed", b"signalled"]
 
 
 def test_a_queued_call_is_removed_and_a_running_one_signalled(publishing: Publishing) -> None:

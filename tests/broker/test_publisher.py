@@ -371,6 +371,8 @@ async def test_a_call_is_cancelled_where_it_is_queued(publishing: Publishing) ->
     assert publishing.link.args("cancel")[0] == ("1-1", "call", 1, KEYS.wake("pool"), "cancelled")
     publishing.publisher.cancel("call", "pool", "1-1", 500, None)
     assert publishing.link.args("cancel")[-1][2] == 500
+    publishing.publisher.cancel("call", "pool", "1-1", 500, None, once=True)
+    assert publishing.link.args("cancel")[-1][4:] == ("cancelled", "call", KEYS.prefix, 1)
 
 
 async def test_calls_that_keep_their_places_leave_in_their_order(publishing: Publishing) -> None:
@@ -527,7 +529,7 @@ class Steps:
         self.name, self.seen = name, seen
 
     def __getattr__(self, step: str) -> Any:
-        return lambda *args: self.seen.append((self.name, step, *args))
+        return lambda *args, **options: self.seen.append((self.name, step, *args, *options.values()))
 
 
 @pytest.mark.parametrize(("ordered", "session"), [(False, ""), (True, session_digest("u", "s"))])
@@ -544,8 +546,8 @@ async def test_requests_are_published_alone_or_shared(shared: bool, ordered: boo
     requests.forget(request)
     alone = [
         ("own", "publish", Publish("c", "pool", 10, 105.0, document, sender, True, session)),
-        ("own", "cancel", "c", "pool", "1-1", 2_500, seen.append, "why"),
-        ("own", "cancel", "c", "pool", "1-1", 2_000, None, "cancelled"),
+        ("own", "cancel", "c", "pool", "1-1", 2_500, seen.append, "why", True),
+        ("own", "cancel", "c", "pool", "1-1", 2_000, None, "cancelled", True),
     ]
     together = [
         *([("own", "flush")] if ordered else []),

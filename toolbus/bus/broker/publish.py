@@ -159,8 +159,10 @@ class Publisher:
     def _writes(self, publish: Publish) -> bool:
         return self._link.connected and not self._full and self._mastership.admits(once=publish.once)
 
-    def cancel(self, call: str, queue: str, entry: str, remaining_ms: int, on_fate: OnFate | None, why: str = "cancelled") -> None:
-        """Remove a queued call, or tell the workers."""
+    def cancel(
+        self, call: str, queue: str, entry: str, remaining_ms: int, on_fate: OnFate | None, why: str = "cancelled", *, once: bool = False
+    ) -> None:
+        """Remove a queued call, or tell the workers; ``once`` when its work must not happen twice."""
         if not entry:
             place = next((place for place, publish in enumerate(self._waiting) if publish.call == call), None)
             if place is not None:
@@ -170,7 +172,7 @@ class Publisher:
             return
 
         keys = (self._keys.queue(queue), self._keys.cancelled(queue))
-        args = (entry, call, max(1, remaining_ms), self._keys.wake(queue), why)
+        args = (entry, call, max(1, remaining_ms), self._keys.wake(queue), why, *((call, self._keys.prefix, 1) if once else ()))
         _cancel(self._link, keys, args, call, on_fate)
 
     def flush(self) -> None:
@@ -652,7 +654,8 @@ class Requests:
         if request.shared:
             self._shared.cancel(request, queue, entry, on_fate, waited, why)
             return
-        self._publisher.cancel(request.id, queue, entry, int((request.timeout + waited) * 1000), on_fate, why)
+        left, once = int((request.timeout + waited) * 1000), request.effect == "once"
+        self._publisher.cancel(request.id, queue, entry, left, on_fate, why, once=once)
 
     def forget(self, request: Request) -> None:
         """Stop listening for a call that has ended."""

@@ -3,13 +3,14 @@
 -- Cancel a call: remove it if no worker has it, else tell the workers. A caller of a shared call only waits no more, while others wait for it.
 -- KEYS: 1 request stream, 2 cancelled calls, and of a shared call 3 the record of its key
 -- ARGV: 1 entry, 2 id of the call that runs, 3 milliseconds until its deadline, 4 wake channel, 5 type of the error that the caller has
---       ("cancelled" if left out), and of a shared call 6 the caller's call id, 7 key prefix, 8 "1" when the work must not happen twice
+--       ("cancelled" if left out), and of a shared call, or work that must not happen twice, 6 the caller's call id, 7 key prefix, 8 "1" for
+--       such work
 -- Returns "removed" (it never ran), "signalled", "gone" (already finished) or "shared" (others wait).
 local queue, cancelled, record, call, wake, why = KEYS[1], KEYS[2], KEYS[3], ARGV[2], ARGV[4], ARGV[5]
 local own = record and redis.call('HGET', record, 'id') == call
 local waits = false
 -- What another group had delivered, and this one has not delivered again, is not pending. Work that must not happen twice has left a mark.
-local began = own and ARGV[8] == '1' and redis.pcall('EXISTS', ARGV[7] .. 'started:' .. call)
+local began = ARGV[8] == '1' and redis.pcall('EXISTS', ARGV[7] .. 'started:' .. call)
 if is_elsewhere(began) then return try_again() end
 if own then
   local callers = redis.call('HGETALL', record)
