@@ -73,8 +73,9 @@ def _wrong_success(case: Case, planned: Planned, ended: Ended) -> str:
 def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
     began, told = case.executions(planned.work), f"{ended.error}/{ended.code}: {ended.message}"
     if ended.error == "cancelled":
-        # What was asked for with an idempotency key and must not happen twice has one answer, also when another caller cancelled it.
-        by = case.shared[planned.shares] if planned.tool == "pay" and planned.shares else [planned]
+        # What was asked for with an idempotency key and must not happen twice has one answer, also when another caller cancelled it; so has
+        # what others wait for whose reply streams the server lost.
+        by = case.shared[planned.shares] if planned.shares and (planned.tool == "pay" or case.options.lossy) else [planned]
         purged = any(ended.began < hit.until and hit.at < ended.at for hit in case.history.of(Hit) if hit.kind == PURGE)
         return "" if purged or any(call.key in case.cancelled for call in by) else f"{told}, and nobody cancelled it"
     if _is_expected(case, planned, ended):

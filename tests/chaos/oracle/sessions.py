@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from tests.chaos.history import Ended, Left
@@ -43,12 +43,13 @@ def _restored(case: Case, session: str, answered: list[Ended], lives: list[str])
     if case.options.lossy:
         return
     calls = [call.key for call in case.planned.values() if call.session == session]
-    # Of a run that was cut off the state has a part, and its call may run once more on it.
-    cut_off = sum(left.how != "done" for left in case.history.of(Left) if left.key in calls)
+    # Of a run that was cut off, or whose end was refused, the state has a part or all, and its call may run once more on it.
+    again = sum(left.how != "done" for left in case.history.of(Left) if left.key in calls)
+    again += sum(count - 1 for count in Counter((begun.key, begun.pid) for key in calls for begun in case.begun.get(key, ())).values())
     for ended in answered:
         made = sum(case.issued[key].at <= ended.at for key in calls if key in case.issued)
         # What a group that is gone had ended runs once more, on a state that has it.
-        if seat(ended)[1] > made + cut_off and "group-destroy" not in case.options.faults:
+        if seat(ended)[1] > made + again and "group-destroy" not in case.options.faults:
             yield Violation("session", f"{seat(ended)[1]} calls are in the state of the session {session}, and {made} were made", ended.key)
     told = sum(ended.code == "session_lost" for key in calls for ended in case.ended.get(key, ()))
     if len(lives) > 1 + told and "agent-kill" not in case.options.faults:
