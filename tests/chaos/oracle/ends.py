@@ -87,7 +87,9 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
         return f"refused as {told}, but its handler began {ran} times" if ran and not again else ""
     # Any call may be given up, once faults have taken as many runs from it as poison gets; a first delivery counts before it runs.
     given_up = ended.code == "max_deliveries" or ended.error == "deadline_exceeded"
-    if given_up and case.given_up(planned.work, case.options.max_deliveries - 1, ended.began, ended.at):
+    # One attempt earlier it runs alone, and waits in vain for what it calls if there is no other worker.
+    fewest = case.options.max_deliveries - (2 if planned.tool in _CALLING and ended.error == "deadline_exceeded" else 1)
+    if given_up and case.given_up(planned.work, fewest, ended.began, ended.at):
         return ""
     match planned.tool:
         case "crash" | "segfault" if ended.error in {"tool_error", "deadline_exceeded"}:
