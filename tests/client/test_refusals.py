@@ -30,7 +30,7 @@ NOTHING = SimpleNamespace(tools={}, reason=lambda name: "")
         (Verdict("full", depth=7), "overloaded", "", True, 1.0, "'s'"),
         (Verdict("absent"), "unavailable", "", True, None, "'s'"),
         (Verdict("conflict"), "invalid_arguments", "idempotency_conflict", False, None, "idempotency key"),
-        (Verdict("late", message="too late"), "deadline_exceeded", "not_taken", False, None, "too late"),
+        (Verdict("late", message="too late"), "deadline_exceeded", "not_taken", True, None, "too late"),
         (Verdict("unknown", message="gone"), "outcome_unknown", "", False, None, "gone"),
         (Verdict("failed", message="OOM command not allowed"), "overloaded", "", True, 1.0, "OOM command not allowed"),
         (Verdict("failed", message="the server refuses"), "unavailable", "", True, None, "the server refuses"),

@@ -9,7 +9,7 @@ from toolbus.bus.client.tools.catalogue import Catalogue
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.envelope import NOT_TAKEN, late_code, waited_for
-from toolbus.bus.values.results import ConfigurationError, ErrorInfo
+from toolbus.bus.values.results import ConfigurationError, ErrorInfo, deadline_exceeded
 from toolbus.bus.values.rules import told
 
 
@@ -127,7 +127,7 @@ def refusal_of(verdict: Verdict, service: str) -> ErrorInfo:
         )
         return ErrorInfo("invalid_arguments", "idempotency_conflict", message)
     if verdict.status == "late":
-        return ErrorInfo("deadline_exceeded", NOT_TAKEN, verdict.message)
+        return deadline_exceeded(verdict.message, NOT_TAKEN)
     if verdict.status == "unknown":
         return ErrorInfo("outcome_unknown", message=f"the call may or may not have been published: {verdict.message}")
     if verdict.message.startswith("OOM"):
