@@ -69,6 +69,8 @@ MISSED: dict[str, str] = {
     "Order in sessions: over kills": "few sessions have calls that wait in a worker that is killed",
     "Reaping": "few workers are killed while all slots of the others are taken",
     "Runs and attempts": "the group has to be destroyed while a stream that differs runs",
+    "Snapshots of sessions": "a worker has to lose a call between the end of its handler and the snapshot",
+    "Snapshots of sessions: calls in them": "a worker has to be killed between the snapshot and the answer",
     "Sweeping": "workers sweep at the end of a lease, and seldom right after a silence",
     "`once`: at one server": "an answer has to be under way while the server loses its last second",
     "`once`: past its deadline": "the answer to the publication has to be lost until the time is up",
