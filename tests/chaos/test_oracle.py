@@ -333,6 +333,17 @@ def test_a_pool_that_only_starts_may_let_calls_wait_too_long() -> None:
     assert violations(pool(lost(clean())))
 
 
+@pytest.mark.parametrize(("where", "right"), [(" at take/count", True), ("", False)])
+def test_a_worker_that_is_killed_as_it_counts_an_attempt_has_used_it(where: str, right: bool) -> None:
+    """A call of which that often became nothing may be given up; one whose workers were killed elsewhere may not."""
+    [ended] = [each for each in clean() if isinstance(each, Ended) and each.key == FLAKY.key]
+    at = (ended.began + ended.at) / 2
+    kills = [Hit(at, "kill", at, f"kill worker-1{where}", (WORKER + 40 + number,)) for number in range(4)]
+    failed = changed(Ended, FLAKY.key, success=False, output=None, error="tool_error", code="max_deliveries")
+    found = [each.what for each in violations(with_(*kills)(failed(clean()))) if (each.rule, each.key) == ("one-end", FLAKY.key)]
+    assert any(what.startswith("tool_error/max_deliveries") for what in found) is not right
+
+
 def test_a_handler_passes_on_that_its_own_call_was_given_up() -> None:
     """The inner call has used up its deliveries, and is the dead letter; one that ran less often was given up too early."""
     told = changed(Ended, DEEP.key, error="tool_error", code="max_deliveries")
