@@ -39,7 +39,7 @@ def keys_like(place: Place, pattern: str) -> list[str]:
 async def test_another_process_allows(place: Place) -> None:
     """A call of a tool that declares `confirm` waits in the namespace, says what it is about, and runs when another bus allows it."""
     async with place.serving(erase) as bus, place.bus() as other:
-        executor = bus.executor(user="alice", session="s1", timeout=0.5)
+        executor = bus.executor(user="alice", session="s1", timeout=1.0)
         call = asyncio.create_task(executor.execute("erase", {"rows": 12, "note": "\u202eold"}))
         request = await first_of(other)
         assert (request.tool, request.service, request.user, request.session, request.asker) == ("erase", "careful", "alice", "s1", "agent")
@@ -51,7 +51,7 @@ async def test_another_process_allows(place: Place) -> None:
         assert await other.confirmations.pending(user="bob") == []
         # Longer than the tool's own time: waiting does not count.
         asked = time.monotonic()
-        await eventually(lambda: time.monotonic() > asked + 0.6)
+        await eventually(lambda: time.monotonic() > asked + 1.1)
         await other.confirmations.allow(request.id, "go ahead", by="bob")
         assert (await call).output == "erased 12"
         assert await other.confirmations.pending() == []

@@ -21,7 +21,7 @@ async def test_a_timeout_ends_the_call_and_cancels_the_handler(place: Place, whe
     """After the call's or the tool's own timeout the caller has its error and the handler is cancelled."""
     stopped = asyncio.Event()
 
-    @tool(service="timing", effect="read", timeout=0.2 if where == "tool" else 0.0, replace=True)
+    @tool(service="timing", effect="read", timeout=0.5 if where == "tool" else 0.0, replace=True)
     async def hang() -> str:
         """Never end."""
         try:
@@ -32,7 +32,7 @@ async def test_a_timeout_ends_the_call_and_cancels_the_handler(place: Place, whe
 
     async with place.serving(hang) as bus:
         started = time.monotonic()
-        result = await bus.call("hang", **({"timeout": 0.2} if where == "call" else {}))
+        result = await bus.call("hang", **({"timeout": 0.5} if where == "call" else {}))
         assert result.error is not None
         assert result.error.type == "deadline_exceeded"
         assert time.monotonic() - started < 10
@@ -49,7 +49,7 @@ async def test_silence_ends_a_call_with_an_idle_timeout(place: Place) -> None:
         await asyncio.Event().wait()
 
     async with place.serving(stall) as bus:
-        result = await bus.call("stall", timeout=10.0, idle_timeout=0.2)
+        result = await bus.call("stall", timeout=10.0, idle_timeout=0.5)
     assert result.error is not None
     assert (result.error.type, result.error.code) == ("deadline_exceeded", "idle_timeout")
     assert result.output == "one thing"

@@ -151,7 +151,7 @@ async def test_a_state_that_outlives_a_stopped_call_is_kept_after_the_next_one(p
     async with worker, place.bus() as bus:
         view = await ready(bus)
         first.go.clear()
-        assert (await view.call("hold", {"what": "b"}, timeout=0.5)).error is not None
+        assert (await view.call("hold", {"what": "b"}, timeout=1.0)).error is not None
         first.go.set()
         assert told(await view.call("put", {"what": "c"})) == "a b c"
         async with replaced(place, worker, Kept()):

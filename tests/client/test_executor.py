@@ -188,11 +188,11 @@ async def test_a_person_allows_or_denies(place: Place) -> None:
 
 async def test_a_confirmation_waits_for_anybody(bus: ToolBus) -> None:
     """Without a confirmer the reader of the events answers, or any code with the id; the time does not count as the tool's."""
-    async with bus.stream_tool_calls([chat("c1", "pay", {"amount": 1}), chat("c2", "pay", {"amount": 2})], timeout=0.3) as turn:
+    async with bus.stream_tool_calls([chat("c1", "pay", {"amount": 1}), chat("c2", "pay", {"amount": 2})], timeout=1.0) as turn:
         async for event in turn:
             if isinstance(event.event, Confirming) and event.id == "c1":
                 loop = asyncio.get_running_loop()
-                loop.call_later(0.5, event.event.confirmation.allow)
+                loop.call_later(1.1, event.event.confirmation.allow)
             elif isinstance(event.event, Confirming):
                 await bus.confirmations.deny(event.event.confirmation.id, "too much")
                 with pytest.raises(ConfirmationClosed):

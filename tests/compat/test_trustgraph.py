@@ -220,7 +220,7 @@ async def test_a_late_service_is_waited_for_and_a_slow_one_given_up(place: Place
             assert (await early).endswith("x")
         async with place.worker(service.as_service()):
             with pytest.raises(TimeoutError) as caught:
-                await ToolServiceClient(service.request_queue, bus=bus).call("al", {}, {}, timeout=0.3)
+                await ToolServiceClient(service.request_queue, bus=bus).call("al", {}, {}, timeout=1.0)
             assert isinstance(caught.value, ToolServiceTimeout)
             assert isinstance(caught.value, RuntimeError)
             assert service.began.is_set()

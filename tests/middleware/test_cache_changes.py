@@ -77,7 +77,7 @@ async def test_a_change_that_comes_after_its_call_has_ended_is_seen(place: Place
     async with worker, ToolBus(settings=place.settings, middleware=[cache] if side == "bus" else []) as bus:
         await bus.wait_for_tool("light")
         try:
-            error = (await bus.call("switch_late", timeout=0.5)).error
+            error = (await bus.call("switch_late", timeout=1.0)).error
             assert error is not None
             assert error.type == "outcome_unknown"
             assert (await bus.call("light")).data is False

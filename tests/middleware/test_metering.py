@@ -42,7 +42,7 @@ async def test_usage_is_counted_by_user_and_tool_for_all_workers(place: Place) -
 async def test_a_cancelled_call_counts_as_an_error(place: Place) -> None:
     """A call that is cancelled counts as an error, with the milliseconds that it took until then."""
     async with serving(place, Metering()), place.bus() as bus:
-        await error_of(bus, "slow", timeout=0.2, user="al")
+        await error_of(bus, "slow", timeout=0.5, user="al")
 
         async def counted() -> Any:
             return await bus.usage()
