@@ -49,7 +49,7 @@ class Seats(ToolService):
 
 
 class Kept(ToolService):
-    """Answers as ``Seats`` does, from a state that outlives its worker.
+    """Answers as ``Seats`` does, from a state that outlives its worker, and with the calls that are in it twice.
 
     Args:
         record: writes an execution down, and gives the number of this process.
@@ -63,7 +63,7 @@ class Kept(ToolService):
 
     def open_session(self, session: Session) -> dict[str, Any]:  # type: ignore[override]
         """Begin with no calls."""
-        return {"token": "", "calls": 0}
+        return {"token": "", "calls": []}
 
     def save_session(self, session: Session, state: dict[str, Any]) -> dict[str, Any]:
         """Keep all of it."""
@@ -79,6 +79,8 @@ class Kept(ToolService):
         with self._record(key) as pid:
             state = invocation().state
             state["token"] = state["token"] or f"{pid}.{time.monotonic_ns()}"
-            state["calls"] = count = state["calls"] + 1
+            calls = state["calls"]
+            calls.append(key)
+            count, twice = len(calls), sorted({each for each in calls if calls.count(each) > 1})
             await asyncio.sleep(seconds)
-            return f"{key}:{state['token']}:{count}"
+            return ":".join((key, state["token"], str(count), *twice))

@@ -31,7 +31,7 @@ from tests.chaos.history import (
 )
 from tests.chaos.oracle import judge
 from tests.chaos.oracle.case import Case
-from tests.chaos.plan import inner, story
+from tests.chaos.plan import Planned, inner, story
 from tests.chaos.report import recoveries, report, text
 from tests.chaos.samples import (
     AGENT,
@@ -157,7 +157,11 @@ PLANTED: dict[str, tuple[Change, str, str]] = {
         SITS[2].key,
     ),
     "two calls that are one to their session": (changed(Ended, SITS[1].key, output=f"{SITS[1].key}:1.5:1"), "session", SITS[1].key),
-    "a call that is in its session's state twice": (changed(Ended, STAYS[2].key, output=f"{STAYS[2].key}:1.6:4"), "session", STAYS[2].key),
+    "a call that is in its session's state twice": (
+        changed(Ended, STAYS[2].key, output=f"{STAYS[2].key}:1.6:4:{STAYS[1].key}"),
+        "session",
+        STAYS[2].key,
+    ),
     "a state that was lost, and nobody was told": (changed(Ended, STAYS[2].key, output=f"{STAYS[2].key}:2.9:1"), "session", STAYS[2].key),
     "a lost state where nothing was lost": (
         changed(Ended, STAYS[2].key, success=False, output=None, error="tool_error", code="session_lost"),
@@ -315,6 +319,22 @@ def test_a_server_without_persistence_may_lose_work_but_not_repeat_it() -> None:
     assert violations(PLANTED["once work done twice"][0](clean()), options)
 
 
+def test_a_server_that_loses_a_snapshot_brings_an_older_state_back() -> None:
+    """Then a session counts a call again as it has counted another one; without such a loss that is a violation."""
+    again = changed(Ended, STAYS[2].key, output=f"{STAYS[2].key}:1.6:2")
+    for faults, right in ((("flushall", "kill", "poison"), True), (OPTIONS.faults, False)):
+        options = msgspec.structs.replace(OPTIONS, faults=faults)
+        assert ("session" not in {found.rule for found in violations(again(clean()), options)}) is right
+
+
+@pytest.mark.parametrize(("at", "right"), [(8.0, True), (-5.0, False)])
+def test_a_server_that_loses_a_cancellation_lets_its_call_run(at: float, right: bool) -> None:
+    """Be it long afterwards, when a worker has room; one that lost something much earlier has no such excuse."""
+    options = msgspec.structs.replace(OPTIONS, faults=("flushall", "kill", "poison"))
+    again = with_(Begun(18.5, DEEP.key, 2, WORKER, "id9"), Left(18.6, DEEP.key, 2, WORKER, "cancelled"), Hit(at, "flushall", at, ""))
+    assert ("cancelled" not in {found.rule for found in violations(again(clean()), options)}) is right
+
+
 def test_an_agent_that_was_cut_off_for_long_may_lose_its_calls() -> None:
     """A server that takes a quarter of a minute to come back finds its agents gone; one that takes two seconds does not."""
     lost = changed(Ended, ECHO.key, success=False, output=None, error="deadline_exceeded")
@@ -342,6 +362,16 @@ def test_a_worker_that_is_killed_as_it_counts_an_attempt_has_used_it(where: str,
     failed = changed(Ended, FLAKY.key, success=False, output=None, error="tool_error", code="max_deliveries")
     found = [each.what for each in violations(with_(*kills)(failed(clean()))) if (each.rule, each.key) == ("one-end", FLAKY.key)]
     assert any(what.startswith("tool_error/max_deliveries") for what in found) is not right
+
+
+@pytest.mark.parametrize(("tool", "at", "right"), [(DEEP, 8.2, True), (DEEP, 1.3, False), (STORY, 8.2, False)])
+def test_what_runs_alone_and_waits_for_its_own_call_holds_the_others_up(tool: Planned, at: float, right: bool) -> None:
+    """Their time may be up meanwhile, but not before; and nobody waits for one that calls nothing."""
+    attempts = [Begun(8.0 + number / 100, tool.key, number, WORKER + 40 + number) for number in range(2, 4)]
+    alone = changed(Ended, tool.key, success=False, error="deadline_exceeded", began=8.0, at=8.5)
+    behind = changed(Ended, ECHO.key, success=False, output=None, error="deadline_exceeded", at=at)
+    found = violations(with_(*attempts)(behind(alone(clean()))))
+    assert ((ECHO.key, "one-end") not in {(each.key, each.rule) for each in found}) is right
 
 
 def test_a_handler_passes_on_that_its_own_call_was_given_up() -> None:

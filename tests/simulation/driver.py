@@ -388,7 +388,8 @@ class Driver:
 
     async def _apply(self, fault: Aimed, random: Random) -> None:
         if fault.step and fault.kind not in AT_COMMANDS:
-            reached = await self._reached(self._aim(fault.step, fault.nth, lambda words: None), self.options.seconds)
+            cut = "after" if KINDS[fault.kind].cuts else None
+            reached = await self._reached(self._aim(fault.step, fault.nth, lambda words: cut), self.options.seconds)
             if reached is None:
                 return
             self._hit[id(fault)] = reached[0]

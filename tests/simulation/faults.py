@@ -42,6 +42,7 @@ class Kind(NamedTuple):
         taken_for: the kind of the chaos runs by which the oracle judges what followed.
         lossy: whether the server loses what it had.
         group: of kinds that are much alike.
+        cuts: whether the connection over which the step came is cut right behind it, so that what was written after it is lost.
     """
 
     apply: Callable[[Driver, Aimed, Random], Awaitable[What]]
@@ -49,6 +50,7 @@ class Kind(NamedTuple):
     taken_for: str = "reset"
     lossy: bool = False
     group: str = ""
+    cuts: bool = False
 
 
 KINDS: dict[str, Kind] = {}
@@ -57,10 +59,10 @@ AT_COMMANDS = frozenset({"cut-command", "cut-reply", "refuse-few", "wrong-key"})
 
 
 def _kind(
-    name: str, *lasts: float, group: str, taken_for: str = "", lossy: bool = False
+    name: str, *lasts: float, group: str, taken_for: str = "", lossy: bool = False, cuts: bool = False
 ) -> Callable[[Callable[[Driver, Aimed, Random], Awaitable[What]]], Callable[[Driver, Aimed, Random], Awaitable[What]]]:
     def add(apply: Callable[[Driver, Aimed, Random], Awaitable[What]]) -> Callable[[Driver, Aimed, Random], Awaitable[What]]:
-        KINDS[name] = Kind(apply, (lasts[0], lasts[1]) if lasts else (0.0, 0.0), taken_for or name, lossy, group)
+        KINDS[name] = Kind(apply, (lasts[0], lasts[1]) if lasts else (0.0, 0.0), taken_for or name, lossy, group, cuts)
         return apply
 
     return add
@@ -80,6 +82,16 @@ async def _during(lasting: list[T], value: T, seconds: float) -> None:
 async def _kill(driver: Driver, fault: Aimed, random: Random) -> What:
     """A worker is killed, and another one started."""
     return driver.kill(driver.worker(fault))
+
+
+@_kind("power-loss", taken_for="kill", group="processes", cuts=True)
+async def _power_loss(driver: Driver, fault: Aimed, random: Random) -> What:
+    """A worker's machine dies: nothing of what is under way arrives, and another worker is started."""
+    worker = driver.worker(fault)
+    for connection in driver.world.network.connections:
+        if connection.process is worker:
+            connection.fall_silent()
+    return driver.kill(worker)
 
 
 @_kind("agent-kill", group="processes")

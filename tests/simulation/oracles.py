@@ -70,10 +70,10 @@ def _order(case: Case) -> Iterator[Violation]:
     for session, answered in answers(case.planned.values(), everything).items():
         lives: dict[str, list[tuple[int, str]]] = {}
         for ended in sorted(answered, key=lambda ended: (case.issued[ended.key].at, place[ended.key])):
-            # A call whose end the server lost runs once more, after those that came then.
-            if ended.attempts > 1 and case.options.lossy:
+            # A call whose end the server lost runs once more, after those that came then; if it lost a snapshot, an older state is back.
+            if case.options.lossy and (ended.attempts > 1 or case.planned[ended.key].tool == "stay"):
                 continue
-            token, count = seat(ended)
+            token, count, _ = seat(ended)
             lives.setdefault(token, []).append((count, ended.key))
         for counts in lives.values():
             for (before, _), (count, key) in pairwise(counts):

@@ -13,7 +13,7 @@ import pytest
 from tests.chaos.history import AnyRecord, Begun, Ended, Exited, History, Hit, Issued, Left
 from tests.chaos.options import Options
 from tests.chaos.oracle.case import Case
-from tests.chaos.plan import Planned
+from tests.chaos.plan import SEATED, Planned
 from tests.chaos.samples import unreached
 from tests.chaos.schedule import POISON
 from tests.simulation import oracles
@@ -266,8 +266,8 @@ RUNS: dict[str, tuple[list[AnyRecord], dict[str, Any]]] = {
 def _judged(records: list[AnyRecord], about: dict[str, Any]) -> list[str]:
     options = Options(concurrency=1, workers=1, faults=about.get("faults", ()))
     keys, tool = about.get("keys", ["a"]), about.get("tool", "echo")
-    # A session is that of all calls of the tool "sit", or else of the first call alone.
-    sessions = [about.get("session", "") if tool == "sit" or not number else "" for number in range(len(keys))]
+    # A session is that of all calls of a tool of sessions, or else of the first call alone.
+    sessions = [about.get("session", "") if tool in SEATED or not number else "" for number in range(len(keys))]
     calls = [Planned(key, 0, tool, {"key": key}, 0.0, 60.0, session=session) for key, session in zip(keys, sessions, strict=True)]
     case = Case(options, calls, History(records))
     return [f"{found.rule} {found.key}: {found.what}" for rule in oracles.RULES for found in rule(case)]
@@ -286,6 +286,14 @@ def test_a_call_whose_end_was_lost_may_run_again_after_later_ones() -> None:
     again = [msgspec.structs.replace(each, attempts=2) if isinstance(each, Ended) and each.key == "b" else each for each in records]
     assert _judged(again, about) == [told]
     assert _judged(again, about | {"faults": ("flushall",)}) == []
+
+
+def test_a_state_that_was_lost_may_be_older_than_the_one_before() -> None:
+    """A server that forgot the last snapshot of a session's state has the one before; no other server has."""
+    records, about = RUNS["session a: the 1. call of the session s was made after its 2."]
+    stays = about | {"tool": "stay"}
+    assert _judged(records, stays) == _judged(records, about)
+    assert _judged(records, stays | {"faults": ("flushall",)}) == []
 
 
 def test_a_call_that_a_dead_worker_took_may_wait_for_its_lease() -> None:

@@ -39,10 +39,10 @@ def cancellations(case: Case) -> Iterator[Violation]:
 
 
 def _late(case: Case, silences: list[_Silence], begun: Begun, since: float) -> Iterator[Violation]:
-    # What the server lost, nobody can cancel: it ends with its time. What could not be ended then is run once more, when nobody has
-    # renewed it for two leases, and no lease is judged for one after a silence.
+    # What the server lost, nobody can cancel: it ends with its time. What could not be ended then, or whose cancellation is lost, is run
+    # once more: when nobody has renewed it for two leases, no lease is judged for one after a silence, and a worker has room for it.
     again = 3 * case.options.lease + MARGIN
-    if any(hit.kind in LOSSY and hit.until + again > begun.at for hit in case.history.of(Hit)):
+    if any(hit.kind in LOSSY and hit.until + again > min(begun.at, since) for hit in case.history.of(Hit)):
         return
     agent = case.issued[begun.key.removesuffix(inner(""))].pid
     # Nobody looks whether a caller is gone before what was taken over begins; but what runs is looked at all the time.

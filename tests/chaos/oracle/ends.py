@@ -85,11 +85,7 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
         ran = sum(not begun.call or begun.call == ended.id for begun in case.begun.get(planned.work, ()))
         again = planned.tool in _CALLING or ended.code == "other_revision"
         return f"refused as {told}, but its handler began {ran} times" if ran and not again else ""
-    # Any call may be given up, once faults have taken as many runs from it as poison gets; a first delivery counts before it runs.
-    given_up = ended.code == "max_deliveries" or ended.error == "deadline_exceeded"
-    # One attempt earlier it runs alone, and waits in vain for what it calls if there is no other worker.
-    fewest = case.options.max_deliveries - (2 if planned.tool in _CALLING and ended.error == "deadline_exceeded" else 1)
-    if given_up and case.given_up(planned.work, fewest, ended.began, ended.at):
+    if _is_given_up(case, ended) or _is_behind(case, ended):
         return ""
     match planned.tool:
         case "crash" | "segfault" if ended.error in {"tool_error", "deadline_exceeded"}:
@@ -110,6 +106,26 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
             return ""
         case _:
             return f"{told} (its handler began {began} times)"
+
+
+def _is_given_up(case: Case, ended: Ended) -> bool:
+    """Return whether a call has ended as any may, once faults have taken as many runs from it as poison gets.
+
+    A first delivery counts before it runs. One attempt earlier a call runs alone, and waits in vain for what it makes itself if there is no
+    other worker.
+    """
+    late, planned = ended.error == "deadline_exceeded", case.planned[ended.key]
+    fewest = case.options.max_deliveries - (2 if planned.tool in _CALLING and late else 1)
+    return (late or ended.code == "max_deliveries") and case.given_up(planned.work, fewest, ended.began, ended.at)
+
+
+def _is_behind(case: Case, ended: Ended) -> bool:
+    """Return whether a call's time was up while others ran alone that waited in vain for what they had called."""
+    return ended.error == "deadline_exceeded" and any(
+        case.planned[key].tool in _CALLING and other.at > ended.began and other.began < ended.at and _is_given_up(case, other)
+        for key, records in case.ended.items()
+        for other in records
+    )
 
 
 def _is_expected(case: Case, planned: Planned, ended: Ended) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from tests.chaos.history import Agent, Counted, Hit, Planted
@@ -58,11 +58,14 @@ def bad_babble(planned: Planned, text: str, *, whole: bool) -> str:
 
 
 def addresses(case: Case) -> Iterator[Violation]:
-    """Every piece of text carries the key of its call; no other key may be seen there."""
+    """Every piece of text carries the key of its call; no other key may be seen there, unless it is of a call in the same session."""
+    sessions: dict[str, set[str]] = defaultdict(set)
+    for planned in case.planned.values():
+        sessions[planned.session or planned.key].add(planned.work)
     for key, records in case.ended.items():
         for ended in records:
             texts = [*ended.segments, ended.output or ""]
-            for found in {match.group() for text in texts for match in _KEY.finditer(text)} - {case.planned[key].work}:
+            for found in {match.group() for text in texts for match in _KEY.finditer(text)} - sessions[case.planned[key].session or key]:
                 yield Violation("address", f"text of the call {found} came to this one", key)
     planted = {planted.agent for planted in case.history.of(Planted)}
     worst: Counter[str] = Counter()
