@@ -120,12 +120,10 @@ def _is_given_up(case: Case, ended: Ended) -> bool:
 
 
 def _is_behind(case: Case, ended: Ended) -> bool:
-    """Return whether a call's time was up while others ran alone that waited in vain for what they had called."""
-    return ended.error == "deadline_exceeded" and any(
-        case.planned[key].tool in _CALLING and other.at > ended.began and other.began < ended.at and _is_given_up(case, other)
-        for key, records in case.ended.items()
-        for other in records
-    )
+    """Return whether a call's time was up when every worker had run others alone for half of it."""
+    suspects = [run for runs in case.begun.values() for run in runs if run.attempt >= case.options.max_deliveries - 1]
+    alone = sum(max(0.0, min(case.over(run), ended.at) - max(run.at, ended.began)) for run in suspects)
+    return ended.error == "deadline_exceeded" and alone > case.options.workers * (ended.at - ended.began) / 2
 
 
 def _is_expected(case: Case, planned: Planned, ended: Ended) -> bool:
