@@ -364,6 +364,17 @@ def test_a_worker_that_is_killed_as_it_counts_an_attempt_has_used_it(where: str,
     assert any(what.startswith("tool_error/max_deliveries") for what in found) is not right
 
 
+@pytest.mark.parametrize(("gone", "right"), [(8.6, True), (8.9, True), (11.0, False)])
+def test_a_cancellation_may_die_with_the_worker_that_passes_it_on(gone: float, right: bool) -> None:
+    """What a handler had called is given up when its worker counts as gone; one that lived on has had the time to say so."""
+    moved = [changed(kind, DEEP.key, pid=WORKER + 40) for kind in (Begun, Left)]
+    records = with_(Exited(gone, "worker", WORKER + 40, -9, True))(changed(Left, inner(DEEP.key), at=21.0)(clean()))
+    for change in moved:
+        records = change(records)
+    found = {(each.key, each.rule) for each in violations(records)}
+    assert ((inner(DEEP.key), "cancelled") not in found) is right
+
+
 @pytest.mark.parametrize(("attempt", "until", "right"), [(4, 3.6, True), (3, 3.6, False), (4, 2.4, False)])
 def test_what_runs_alone_holds_the_others_up(attempt: int, until: float, right: bool) -> None:
     """A call may be late when what may be poison has run alone for half of its time, in each worker; not behind anything else."""

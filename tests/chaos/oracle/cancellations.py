@@ -76,8 +76,9 @@ def _unwanted_since(case: Case, silences: list[_Silence], planned: Planned) -> f
 
 
 def _passed_on(case: Case, key: str, since: float) -> float:
-    """Since when nobody waits for what a handler has called: a worker that died while it ran is a caller that died."""
-    gone = [case.exits[each.pid].at for each in case.begun.get(key, ()) if each.pid in case.exits and case.left(each) is None]
+    """Since when nobody waits for what a handler has called: a worker that died while it ran, or right after it, is a caller that died."""
+    runs = [each for each in case.begun.get(key, ()) if each.pid in case.exits]
+    gone = [case.exits[each.pid].at for each in runs if case.exits[each.pid].at <= case.over(each) + _AGAIN]
     return max([since, *(at + _unnoticed(case) for at in gone)])
 
 
