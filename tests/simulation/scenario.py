@@ -26,8 +26,8 @@ _METERED_SHARE = 0.2
 # Nothing may be lost in most runs, since then everything must be right to the last.
 _LOSSY_SHARE = 0.15
 _MOST_FAULTS = 16
-_AIMED_SHARE = 0.7
-_TOGETHER_SHARE = 0.5
+_AIMED_SHARE = 0.85
+_TOGETHER_SHARE, _APART_SHARE = 0.35, 0.5
 # Streams with more are to last.
 _MOST_PIECES = 40
 # All calls of a run are done within so many seconds by one worker, if nothing disturbs it.
@@ -205,16 +205,22 @@ def _simple(calls: list[Planned]) -> list[int]:
 
 
 def _faults(random: Random, kinds: list[str], options: Options, calls: list[Planned]) -> list[Aimed]:
-    """Return faults, many of which wait for a step of the protocol: one for each kind, or all together for one, again and again."""
+    """Return faults, many of which wait for a step of the protocol, again and again: each for one, each kind, or all together.
+
+    Of those that wait together some meet the step when it is taken once more.
+    """
     aims = (*_EVERY, *_SOME, *(3 * [step for step, takes in _OF_KINDS.items() if any(map(takes, calls))]))
     found, together = [], random.choice(aims) if random.random() < _TOGETHER_SHARE else ""
     whens = [_when(random, options) for _ in range(_MOST_FAULTS)]
     for name in kinds:
-        step = together or random.choice(aims) if random.random() < _AIMED_SHARE else ""
+        aim = together or random.choice(aims) if random.random() < _AIMED_SHARE else ""
+        apart, again = aim and not together and random.random() < _APART_SHARE, random.randint(0, 1)
         for number in range(random.randint(1, max(1, _MOST_FAULTS // len(kinds)))):
+            step = random.choice(aims) if apart else aim
             at, nth = whens[number] if together else _when(random, options)
             lasts = random.uniform(*KINDS[name].lasts) * options.lease
-            found.append(Aimed(at, name, round(lasts, 6), round(random.random(), 6), step, nth if step else 0))
+            nth = (nth + again if together else nth) if step else 0
+            found.append(Aimed(at, name, round(lasts, 6), round(random.random(), 6), step, nth))
     return sorted(found, key=lambda fault: fault.at)
 
 
