@@ -31,7 +31,7 @@ from tests.chaos.history import (
 )
 from tests.chaos.oracle import judge
 from tests.chaos.oracle.case import Case
-from tests.chaos.plan import inner, story
+from tests.chaos.plan import Planned, inner, story
 from tests.chaos.report import recoveries, report, text
 from tests.chaos.samples import (
     AGENT,
@@ -373,6 +373,37 @@ def test_a_cancellation_may_die_with_the_worker_that_passes_it_on(gone: float, r
         records = change(records)
     found = {(each.key, each.rule) for each in violations(records)}
     assert ((inner(DEEP.key), "cancelled") not in found) is right
+
+
+def test_nobody_looks_at_a_service_whose_pause_has_no_end() -> None:
+    """A server that lost the end of a pause keeps consumers of the dead; without both, each of them is a violation."""
+    stranger = changed(State, "quiet", queues=(msgspec.structs.replace(QUEUE, consumers=("ghost",)),))
+    pause = with_(Hit(5.0, "client-pause", 6.0, "pause chaos for 1.0 s"))
+    lossy = msgspec.structs.replace(OPTIONS, faults=("flushall", "kill", "poison"))
+    for records, options, right in ((pause, lossy, True), (pause, OPTIONS, False), (with_(), lossy, False)):
+        assert (violations(records(stranger(clean())), options) == []) is right
+
+
+@pytest.mark.parametrize(("until", "gone", "right"), [(8.55, 8.6, True), (8.4, 9.3, True), (8.4, 9.5, False), (7.0, 8.6, False)])
+def test_a_cancellation_may_die_with_its_agent_while_the_server_refuses(until: float, gone: float, right: bool) -> None:
+    """What was refused is tried again within a second, which the agent may not live to see; until it counts as gone its calls go on."""
+    late = changed(Left, inner(DEEP.key), at=25.0)(changed(Left, DEEP.key, at=25.0)(clean()))
+    hits = with_(Hit(until - 0.2, "client-pause", until, ""), Exited(gone, "agent", AGENT, -9, True))
+    found = {(each.key, each.rule) for each in violations(hits(late))}
+    assert ((DEEP.key, "cancelled") not in found) is right
+
+
+@pytest.mark.parametrize(("tool", "attempts", "right"), [(DEEP, 3, True), (DEEP, 2, False), (ECHO, 3, False), (ECHO, 4, True)])
+def test_what_runs_alone_may_wait_in_vain_for_what_it_calls(tool: Planned, attempts: int, right: bool) -> None:
+    """One attempt before it would be given up its time may be up; what calls nothing has one attempt more."""
+    more = [
+        record
+        for number in range(2, attempts + 1)
+        for record in (Begun(1.15, tool.key, number, WORKER + 40), Left(1.16, tool.key, number, WORKER + 40, "cancelled"))
+    ]
+    late = changed(Ended, tool.key, success=False, output=None, error="deadline_exceeded")
+    found = {(each.key, each.rule) for each in violations(with_(*more)(late(clean())))}
+    assert ((tool.key, "one-end") not in found) is right
 
 
 @pytest.mark.parametrize(("attempt", "until", "right"), [(4, 3.6, True), (3, 3.6, False), (4, 2.4, False)])
