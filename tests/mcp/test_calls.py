@@ -128,6 +128,7 @@ async def test_a_client_that_vanishes_cancels_the_handler(site: Site, url: str, 
         await eventually((site.folder / f"{name}.cancelled").exists, timeout=20)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_fastmcp_calls(url: str) -> None:
     """FastMCP's client calls, and raises the failure of a tool."""
     from fastmcp import Client as FastClient
