@@ -385,13 +385,19 @@ async def test_a_later_deadline_comes_with_the_entry(recovery: Recovery) -> None
 
 
 async def test_calls_of_dead_callers_end(recovery: Recovery) -> None:
-    """A call whose reply stream is gone ends: a running one is stopped, and an old one that was taken never starts."""
+    """A call whose reply stream is gone ends: a running one is stopped, and one that was taken never starts, be it on its way to a slot."""
     recovery.trust()
     old, young = recovery.bench.hold(b"1-0"), recovery.bench.hold(b"106000-0", agent="alive")
     alive, dead = KEYS.replies("alive"), KEYS.replies("agent")
     recovery.missing = {dead}
     await recovery.abandoned.stop_calls()
     assert [replies for replies, _ in recovery.bench.listener.replies_gone] == [dead]
+    assert recovery.bench.listener.cancelled == [old.request.id]
+    # One that runs was stopped, and one of which the next attempt is counted is not stopped by that.
+    for begun, counting in ((True, False), (True, True)):
+        old.replies, old.begun, old.counting = dead, begun, counting
+        await recovery.abandoned.stop_calls()
+    assert recovery.bench.listener.cancelled == [old.request.id] * 2
     # What it still says would make the stream anew.
     assert old.replies == ""
     old = recovery.bench.hold(b"2-0")

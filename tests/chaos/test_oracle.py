@@ -366,7 +366,7 @@ def test_a_worker_that_is_killed_as_it_counts_an_attempt_has_used_it(where: str,
 
 @pytest.mark.parametrize(("gone", "right"), [(8.6, True), (8.9, True), (11.0, False)])
 def test_a_cancellation_may_die_with_the_worker_that_passes_it_on(gone: float, right: bool) -> None:
-    """What a handler had called is given up when its worker counts as gone; one that lived on has had the time to say so."""
+    """The calls of a handler are given up when its worker counts as gone; one that lived on has had the time to say so."""
     moved = [changed(kind, DEEP.key, pid=WORKER + 40) for kind in (Begun, Left)]
     records = with_(Exited(gone, "worker", WORKER + 40, -9, True))(changed(Left, inner(DEEP.key), at=21.0)(clean()))
     for change in moved:
@@ -386,7 +386,7 @@ def test_nobody_looks_at_a_service_whose_pause_has_no_end() -> None:
 
 @pytest.mark.parametrize(("until", "gone", "right"), [(8.55, 8.6, True), (8.4, 9.3, True), (8.4, 9.5, False), (7.0, 8.6, False)])
 def test_a_cancellation_may_die_with_its_agent_while_the_server_refuses(until: float, gone: float, right: bool) -> None:
-    """What was refused is tried again within a second, which the agent may not live to see; until it counts as gone its calls go on."""
+    """A refusal is followed by another try within a second, which its agent may not live to see; until that counts as gone, calls go on."""
     late = changed(Left, inner(DEEP.key), at=25.0)(changed(Left, DEEP.key, at=25.0)(clean()))
     hits = with_(Hit(until - 0.2, "client-pause", until, ""), Exited(gone, "agent", AGENT, -9, True))
     found = {(each.key, each.rule) for each in violations(hits(late))}

@@ -91,6 +91,9 @@ class AbandonedCalls(msgspec.Struct, eq=False):
             if delivery.replies == replies:
                 # Its answer would make the stream anew.
                 delivery.replies = ""
+                if delivery.counting or not delivery.begun:
+                    # It is on its way to a slot, where nothing would stop it any more.
+                    self.listener.on_cancelled(delivery.request.id)
 
     def _held(self) -> list[Delivery]:
         return [delivery for stream in self.streams.values() for delivery in stream.held.values()]
