@@ -388,7 +388,7 @@ class Driver:
 
     async def _apply(self, fault: Aimed, random: Random) -> None:
         if fault.step and fault.kind not in AT_COMMANDS:
-            cut = "after" if KINDS[fault.kind].cuts else None
+            cut = ("before" if fault.pick < 0.5 else "after") if KINDS[fault.kind].cuts else None
             reached = await self._reached(self._aim(fault.step, fault.nth, lambda words: cut), self.options.seconds)
             if reached is None:
                 return

@@ -42,7 +42,7 @@ class Kind(NamedTuple):
         taken_for: the kind of the chaos runs by which the oracle judges what followed.
         lossy: whether the server loses what it had.
         group: of kinds that are much alike.
-        cuts: whether the connection over which the step came is cut right behind it, so that what was written after it is lost.
+        cuts: whether the connection over which the step came is cut right before it or behind it, so that what was written then is lost.
     """
 
     apply: Callable[[Driver, Aimed, Random], Awaitable[What]]
