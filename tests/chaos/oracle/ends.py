@@ -37,9 +37,12 @@ def deadlines(case: Case) -> Iterator[Violation]:
     stops = [hit for hit in case.history.of(Hit) if hit.kind == "agent-stop"]
     silences = [hit.at for hit in case.history.of(Hit) if hit.kind in _SILENCES]
     for key, records in case.ended.items():
+        died = [case.over(run) for run in case.begun.get(case.planned[key].work, ()) if case.left(run) is None]
         for ended in records:
-            # Where the server lost the question, or the connection the answer, its caller waits as long as an answer may take.
-            if case.planned[key].tool == "ask" and (case.options.lossy or any(ended.began < at < ended.at for at in silences)):
+            # Where the server lost the question, the connection the answer, or a worker died as it asked, the caller waits as long as an
+            # answer may take.
+            unheard = any(ended.began < at < ended.at for at in (*silences, *died))
+            if case.planned[key].tool == "ask" and (case.options.lossy or unheard):
                 continue
             stopped = sum(hit.until - hit.at for hit in stops if ended.pid in hit.pids and hit.at < ended.at and hit.until > ended.began)
             late = ended.at - ended.began - case.planned[key].timeout - stopped
