@@ -388,8 +388,8 @@ def test_a_cancellation_may_die_with_the_worker_that_passes_it_on(gone: float, r
 
 
 def test_nobody_looks_at_a_service_whose_pause_has_no_end() -> None:
-    """A server that lost the end of a pause keeps consumers of the dead; without both, each of them is a violation."""
-    stranger = changed(State, "quiet", queues=(msgspec.structs.replace(QUEUE, consumers=("ghost",)),))
+    """A server that lost the end of a pause keeps its queue, and consumers of the dead; without both, each of them is a violation."""
+    stranger = changed(State, "quiet", queues=(msgspec.structs.replace(QUEUE, length=1, pending=1, consumers=("ghost",)),))
     pause = with_(Hit(5.0, "client-pause", 6.0, "pause chaos for 1.0 s"))
     lossy = msgspec.structs.replace(OPTIONS, faults=("flushall", "kill", "poison"))
     for records, options, right in ((pause, lossy, True), (pause, OPTIONS, False), (with_(), lossy, False)):

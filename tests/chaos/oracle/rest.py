@@ -27,7 +27,7 @@ def rest(case: Case) -> Iterator[Violation]:
             yield Violation("rest", f"the run ended before the server was looked at ({name})")
             continue
         for queue in state.queues:
-            if queue.length or queue.pending:
+            if (queue.length or queue.pending) and not paused:
                 yield Violation("rest", f"{name}: {queue.name} holds {queue.length} entries, {queue.pending} of them pending")
         for dead in state.dead if name == "quiet" else ():
             yield Violation("rest", f"{name}: the dead instance {dead} is still in the registry")
