@@ -63,17 +63,11 @@ OUT_OF_REACH = {
 MISSED: dict[str, str] = {
     "A service starves": "both services are seldom busy at once where a worker has one slot",
     "A stream is whole": "what is lost has been read nearly always",
-    "Cancellations that were refused are dropped": "few refusals meet a call that is cancelled early and would last",
-    "Connections": "a lost answer has to be followed by a refusal of the same command",
-    "Leases: a worker's own": "a worker has to stand for a lease, and to take over before it beats",
     "Order in sessions: over kills": "few sessions have calls that wait in a worker that is killed",
     "Reaping": "few workers are killed while all slots of the others are taken",
-    "Runs and attempts": "the group has to be destroyed while a stream that differs runs",
-    "Snapshots of sessions": "a worker has to lose a call between the end of its handler and the snapshot",
-    "Snapshots of sessions: calls in them": "a worker has to be killed between the snapshot and the answer",
-    "Sweeping": "workers sweep at the end of a lease, and seldom right after a silence",
+    "Runs and attempts": "a run in a group that was made anew has a higher epoch, which would have to be lost, too",
     "`once`: at one server": "an answer has to be under way while the server loses its last second",
-    "`once`: past its deadline": "the answer to the publication has to be lost until the time is up",
+    "`once`: past its deadline": "work with little time has to begin right before it is up, and its answer to be late",
 }
 """Defects that could show in a world, and that no search has found within its time, and why. One that is found is to be taken out."""
 
