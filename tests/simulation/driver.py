@@ -359,9 +359,9 @@ class Driver:
         await self._until(lambda: all(each in self._idle for each in self._agents.values()), options.seconds * 2 + options.timeout * 2 + 60)
         # Nobody is told that such a connection carries nothing, and what is closed meanwhile leaves things behind.
         await self._until(lambda: not any(each.to_server.silent for each in self.world.network.connections), 30.0)
-        # What the server has lost and got back runs until its time is up. Each worker that still streams to an agent that is gone makes
-        # the agent's reply stream anew for five seconds, in which the others do not notice.
-        anew = 5.0 * (options.workers - 1) if "agent-kill" in options.faults else 0.0
+        # What the server has lost and got back runs until its time is up. An agent that is gone is noticed after a while, and its calls may
+        # end workers until then; each worker that streams to it makes its reply stream anew for five seconds, which the others see later.
+        anew = options.agent_life + 5.0 * (options.workers - 1) if "agent-kill" in options.faults else 0.0
         if any(KINDS[fault.kind].taken_for == "stop" for fault in self.scenario.faults):
             # A worker that stood still hears at its next renewal what it has lost, and all else may have ended meanwhile.
             await asyncio.sleep(options.lease / 2)
