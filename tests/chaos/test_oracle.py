@@ -387,6 +387,13 @@ def test_a_cancellation_may_die_with_the_worker_that_passes_it_on(gone: float, r
     assert ((inner(DEEP.key), "cancelled") not in found) is right
 
 
+@pytest.mark.parametrize(("code", "right"), [("state_unread", True), ("", False)])
+def test_the_state_may_be_refused_for_another_run(code: str, right: bool) -> None:
+    """A call that is unavailable for anything else has not begun to run."""
+    refused = changed(Ended, STAYS[2].key, success=False, output=None, error="unavailable", code=code)
+    assert ((STAYS[2].key, "one-end") not in {(each.key, each.rule) for each in violations(refused(clean()))}) is right
+
+
 def test_nobody_looks_at_a_service_whose_pause_has_no_end() -> None:
     """A server that lost the end of a pause keeps its queue, and consumers of the dead; without both, each of them is a violation."""
     stranger = changed(State, "quiet", queues=(msgspec.structs.replace(QUEUE, length=1, pending=1, consumers=("ghost",)),))

@@ -84,9 +84,9 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
     if _is_expected(case, planned, ended):
         return ""
     if ended.error in {"unavailable", "overloaded"} or ended.code == "ReplyError":
-        # Another call with its idempotency key may have run, and what a handler calls may be refused.
+        # Another call with its idempotency key may have run, what a handler calls may be refused, and so may the state be for another run.
         ran = sum(not begun.call or begun.call == ended.id for begun in case.begun.get(planned.work, ()))
-        again = planned.tool in _CALLING or ended.code == "other_revision"
+        again = planned.tool in _CALLING or ended.code in {"other_revision", "state_unread"}
         return f"refused as {told}, but its handler began {ran} times" if ran and not again else ""
     if _is_given_up(case, ended) or _is_behind(case, ended):
         return ""
