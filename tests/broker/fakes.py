@@ -75,8 +75,12 @@ class FakeLink:
         return len(self._held)
 
     def send(self, args: tuple[Any, ...], on_reply: Any = None, *, repeatable: bool = False, same_server: bool = False) -> None:
-        """Take a command."""
-        self._take(str(args[0]), (), tuple(args[1:]), on_reply, repeatable, same_server)
+        """Take a command, or a script that is sent with its source."""
+        name, keys, rest = str(args[0]), (), tuple(args[1:])
+        if name == "EVAL":
+            [script] = [each for each in ALL if each.source == args[1]]
+            name, keys, rest = script.name.rpartition("/")[2], tuple(args[3 : 3 + args[2]]), tuple(args[3 + args[2] :])
+        self._take(name, keys, rest, on_reply, repeatable, same_server)
 
     def run(
         self,

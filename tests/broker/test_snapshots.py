@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS
 from tests.broker.test_ownership import LEASE, Owning
-from tests.servers import eventually
 from toolbus.bus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, Snapshot
 from toolbus.bus.broker.take.sessions import Snapshots
 from toolbus.bus.broker.transport.command import ReplyError
@@ -71,17 +69,13 @@ async def test_a_snapshot_that_the_server_refuses_is_forgotten(
     assert "OOM command not allowed" in caplog.text
 
 
-async def test_a_call_beside_the_order_waits_for_the_servers_word(owning: Owning, snapshots: Snapshots) -> None:
-    """Nothing else would tell it that another worker has the session."""
-    delivery = owning.bench.hold(b"1-0", user="u", session="s")
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_call_waits_for_the_servers_word(owning: Owning, snapshots: Snapshots, ordered: bool) -> None:
+    """It may say that another worker has the call or its session by now."""
+    delivery = owning.bench.hold(b"1-0", user="u", session="s", ordered=ordered)
     await owning.settle(delivery)
     owning.bench.link.answers["save"] = lambda _keys, _args: 0
-    owning.bench.link.holding = True
-    saving = asyncio.create_task(snapshots.save(delivery, STATE))
-    await eventually(lambda: owning.bench.link.held)
-    assert not saving.done()
-    owning.bench.link.release()
-    assert not await saving
+    assert not await snapshots.save(delivery, STATE)
 
 
 @pytest.mark.parametrize(

@@ -319,37 +319,36 @@ class Snapshots:
         self._ownership = ownership
 
     async def save(self, delivery: Delivery, snapshot: Snapshot) -> bool:
-        """Keep a snapshot, before what is sent next; return False when another worker has the session.
+        """Keep a snapshot; return False when another worker has the call or its session.
 
-        The answer is waited for only where nothing else would tell: for a call in the order of its session, the server says at its finish
-        that another worker has it.
+        The answer is waited for. A server that refuses a snapshot for a moment may accept the end of its call that was sent right behind,
+        and then nobody may change anything for that call any more.
         """
         if not await self._ownership.holds(delivery):
             return False
-        kept = asyncio.get_running_loop().create_future()
-
-        def done(reply: Reply) -> None:
-            if isinstance(reply, BrokerError) or not reply:
-                self._tell(delivery, reply)
-            if isinstance(reply, ReplyError):
+        args = (*self._caller(delivery), snapshot.state, snapshot.call, snapshot.document, SNAPSHOT_TTL * 1000)
+        try:
+            kept = await self._link.execute_script(scripts.SAVE, self._keys_of(delivery), args, repeatable=True)
+        except BrokerError as error:
+            self._tell(delivery, str(error))
+            if isinstance(error, ReplyError):
                 # What is kept is out of date, and a full server still lets go of it.
                 self.forget(delivery)
-            if not kept.done():
-                kept.set_result(isinstance(reply, BrokerError) or bool(reply))
-
-        args = (*self._caller(delivery), snapshot.state, snapshot.call, snapshot.document, SNAPSHOT_TTL * 1000)
-        self._link.run(scripts.SAVE, self._keys_of(delivery), args, done, repeatable=True)
-        return delivery.request.ordered or await kept
+            return True
+        if not kept:
+            self._tell(delivery, "the call has ended, or another worker has the session")
+        return bool(kept)
 
     def forget(self, delivery: Delivery) -> None:
         """Forget the snapshot of a delivery's session, before what is sent next."""
 
         def done(reply: Reply) -> None:
             if isinstance(reply, BrokerError):
-                self._tell(delivery, reply)
+                self._tell(delivery, str(reply))
 
-        args = (*self._caller(delivery), "", "", "", SNAPSHOT_TTL * 1000)
-        self._link.run(scripts.SAVE, self._keys_of(delivery), args, done, repeatable=True)
+        keys, args = self._keys_of(delivery), (*self._caller(delivery), "", "", "", SNAPSHOT_TTL * 1000)
+        # With its source: the end of the call would overtake it at a server that does not know the script.
+        self._link.send(("EVAL", scripts.SAVE.source, len(keys), *keys, *args), done, repeatable=True)
 
     async def load(self, delivery: Delivery) -> Snapshot | None:
         """Return the snapshot of a session, ``NO_SNAPSHOT`` when it can't be used, or None when there never was one.
@@ -392,7 +391,6 @@ class Snapshots:
     def _digest(self, delivery: Delivery) -> str:
         return session_digest(delivery.request.user, delivery.request.session)
 
-    def _tell(self, delivery: Delivery, reply: Reply) -> None:
+    def _tell(self, delivery: Delivery, reason: str) -> None:
         request = delivery.request
-        reason = str(reply) if isinstance(reply, BrokerError) else "the call has ended, or another worker has the session"
         telemetry.log.warning("session.unsaved", queue=delivery.queue.queue, user=request.user, session=request.session, error=reason)
