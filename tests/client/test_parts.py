@@ -108,6 +108,7 @@ def test_responses_get_them_in_the_output() -> None:
     assert [part["type"] for part in second["output"]] == ["input_text", *["input_image"] * 4, "input_file"]
 
 
+@pytest.mark.usefixtures("slow")
 def test_anthropic_gets_them_in_the_result() -> None:
     """The content is a list of blocks as the SDK's types want it, and a text where there is nothing to show."""
     from anthropic.types import ToolResultBlockParam
