@@ -38,6 +38,8 @@ Answer = Callable[[tuple[Any, ...], tuple[Any, ...]], Any]
 class FakeLink:
     """A connection whose answers the test chooses; ``seen`` has every command and script in order.
 
+    ``with_source`` has the names of the scripts that were sent with their source.
+
     Answers come at once, or, while ``holding``, when ``release`` is called.
     """
 
@@ -50,6 +52,7 @@ class FakeLink:
         self.channels: list[str] = []
         self.holding = False
         self.flushes = 0
+        self.with_source: list[str] = []
         self._held: list[Callable[[], None]] = []
 
     @property
@@ -80,6 +83,7 @@ class FakeLink:
         if name == "EVAL":
             [script] = [each for each in ALL if each.source == args[1]]
             name, keys, rest = script.name.rpartition("/")[2], tuple(args[3 : 3 + args[2]]), tuple(args[3 + args[2] :])
+            self.with_source.append(name)
         self._take(name, keys, rest, on_reply, repeatable, same_server)
 
     def run(
