@@ -214,13 +214,12 @@ def _faults(random: Random, kinds: list[str], options: Options, calls: list[Plan
     whens = [_when(random, options) for _ in range(_MOST_FAULTS)]
     for name in kinds:
         aim = together or random.choice(aims) if random.random() < _AIMED_SHARE else ""
-        apart, again = aim and not together and random.random() < _APART_SHARE, random.randint(0, 1)
+        apart, again = aim and not together and random.random() < _APART_SHARE, random.randint(0, 1) * bool(together)
         for number in range(random.randint(1, max(1, _MOST_FAULTS // len(kinds)))):
             step = random.choice(aims) if apart else aim
             at, nth = whens[number] if together else _when(random, options)
             lasts = random.uniform(*KINDS[name].lasts) * options.lease
-            nth = (nth + again if together else nth) if step else 0
-            found.append(Aimed(at, name, round(lasts, 6), round(random.random(), 6), step, nth))
+            found.append(Aimed(at, name, round(lasts, 6), round(random.random(), 6), step, nth + again if step else 0))
     return sorted(found, key=lambda fault: fault.at)
 
 

@@ -114,8 +114,8 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
 def _is_given_up(case: Case, ended: Ended) -> bool:
     """Return whether a call has ended as any may, once faults have taken as many runs from it as poison gets.
 
-    A first delivery counts before it runs. One attempt earlier a call runs alone, and waits in vain for what it makes itself if there is no
-    other worker.
+    A first delivery counts before it runs. One attempt earlier a call runs alone, and waits in vain for the calls that it makes if there is
+    no other worker.
     """
     late, planned = ended.error == "deadline_exceeded", case.planned[ended.key]
     fewest = case.options.max_deliveries - (2 if planned.tool in _CALLING and late else 1)
