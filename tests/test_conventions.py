@@ -151,6 +151,12 @@ def test_no_test_sleeps() -> None:
     assert found == [], "use tests.servers.eventually, or elapse"
 
 
+def test_servers_of_tests_leave_no_connection() -> None:
+    """asyncio's own server forgets what it has accepted; ``Listening`` ends it."""
+    found = {path.name for path in (ROOT / "tests").rglob("*.py") if ".start_server(" in path.read_text("utf-8")}
+    assert found == {Path(__file__).name}
+
+
 def test_no_exception_is_taken_for_empty() -> None:
     """An exception is true also when it has no text, so that what stands for its reason then would never be said."""
     caught = re.compile(r"except .+ as (\w+):")

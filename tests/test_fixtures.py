@@ -1,12 +1,16 @@
-"""The tests' own tools: what the leak check finds, how `eventually` fails, and which rows `pairs` chooses."""
+"""The tests' own tools: what the leak check finds, how `eventually` fails, what servers leave, and which rows `pairs` chooses."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
+import socket
 
 import pytest
 import redis
 
+from tests.listening import Listening
 from tests.servers import eventually, leaks
 from tests.tiers import pairs, spread
 
@@ -42,6 +46,39 @@ async def test_eventually_shows_the_condition_that_failed() -> None:
     empty: list[int] = []
     with pytest.raises(pytest.fail.Exception, match=r"not within 0.05 s: .*lambda: empty.*last value: \[\]"):
         await eventually(lambda: empty, timeout=0.05)
+
+
+@pytest.mark.parametrize("turns", range(7))
+async def test_a_server_that_ends_leaves_no_connection(turns: int) -> None:
+    """Whether it is still to be accepted, was accepted just now, or is served: its client hears of the end at once."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    before = asyncio.all_tasks()
+    async with Listening(serve) as listening:
+        client = socket.create_connection(("127.0.0.1", listening.port))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    with client:
+        client.setblocking(False)
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_server_says_what_failed_in_it() -> None:
+    """The end of a server raises what the serving of a connection has raised."""
+
+    async def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        raise ValueError("of a connection")
+
+    listening = await Listening(fail).start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+    assert await reader.read() == b""
+    writer.close()
+    with pytest.raises(ValueError, match="of a connection"):
+        await listening.aclose()
 
 
 def test_pairs_meet_in_few_rows() -> None:

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from tests.listening import Listening
+
 Script = Callable[[dict[str, Any]], "Canned"]
 
 
@@ -72,10 +74,8 @@ class Endpoint:
             self.bodies.append(body)
             self.headers.append(headers)
             await self.answer(self._script(body), writer)
-        except ConnectionError:
+        except (ConnectionError, asyncio.IncompleteReadError):
             pass
-        finally:
-            writer.close()
 
     async def answer(self, answer: Canned, writer: asyncio.StreamWriter) -> None:
         """Send an answer."""
@@ -98,18 +98,6 @@ async def endpoint(script: Script | list[Canned], path: str = "/v1/chat/completi
     """A running endpoint that answers with what the script makes of each body, or with these answers, one after the other."""
     answers = iter(script) if isinstance(script, list) else None
     made = Endpoint(script if answers is None else lambda body: next(answers), path)  # type: ignore[arg-type]
-    tasks: set[asyncio.Task[None]] = set()
-
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(made.serve(reader, writer))
-        tasks.add(task)
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-    try:
+    async with Listening(made.serve) as listening:
+        made.url = f"http://127.0.0.1:{listening.port}/v1"
         yield made
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 
 from tests.backends.places import Heard
+from tests.listening import Listening
 from toolbus.bus.values.results import ToolError
 from toolbus.platform.backends.http import Endpoint, HttpCalls
 
@@ -41,10 +42,9 @@ async def test_endless_answers_end(form: str) -> None:
                 while True:
                     writer.write(more)
                     await writer.drain()
-        writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    calls = HttpCalls(Endpoint(base=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+    listening = await Listening(serve).start()
+    calls = HttpCalls(Endpoint(base=f"http://127.0.0.1:{listening.port}"))
     tracemalloc.start()
     try:
         endless = asyncio.create_task(calls.call({}, Heard()))
@@ -56,4 +56,4 @@ async def test_endless_answers_end(form: str) -> None:
     finally:
         tracemalloc.stop()
         await calls.aclose()
-        server.close()
+        await listening.aclose()

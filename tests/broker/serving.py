@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import hiredis
 import pytest
 
+from tests.listening import Listening
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.link import Link
 
@@ -38,15 +39,13 @@ class Server:
 
     async def start(self, host: str = "127.0.0.1") -> None:
         """Listen on a free port."""
-        self._server = await asyncio.start_server(self._serve, host, 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._listening = await Listening(self._serve, host=host).start()
+        self.port = self._listening.port
         self.url = f"redis://127.0.0.1:{self.port}"
 
     async def stop(self) -> None:
         """Close everything."""
-        self._server.close()
-        self.cut()
-        await self._server.wait_closed()
+        await self._listening.aclose()
 
     def cut(self) -> None:
         """Reset every connection."""
@@ -71,8 +70,6 @@ class Server:
             pass
         finally:
             self.connections.discard(writer)
-            with suppress(ConnectionError):
-                writer.close()
 
     def _reply(self, command: list[bytes]) -> bytes:
         if command[1:] == [b"key"]:

@@ -9,6 +9,8 @@ import socket
 import ssl
 import struct
 
+from tests.listening import Listening
+
 _CHUNK = 65_536
 
 
@@ -65,29 +67,23 @@ class Proxy:
 
     def __init__(self, port: int, *, tls: ssl.SSLContext | None = None) -> None:
         self._target = port
-        self._tls = tls
+        self._listening = Listening(self._accept, tls=tls)
         self._pipes: set[Pipe] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._open = asyncio.Event()
         self._open.set()
         self._closed = asyncio.Event()
         self._latency = 0.0
-        self._listener: asyncio.Server | None = None
         self.port = 0
 
     async def start(self) -> None:
         """Listen."""
-        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
-        self.port = self._listener.sockets[0].getsockname()[1]
+        await self._listening.start()
+        self.port = self._listening.port
 
     async def aclose(self) -> None:
         """Cut everything and stop listening."""
-        if self._listener is not None:
-            self._listener.close()
-        self._open.set()
         self._closed.set()
-        self.cut(1.0)
-        await asyncio.gather(*self._tasks)
+        await self._listening.aclose()
 
     @property
     def connections(self) -> int:
@@ -167,25 +163,19 @@ class Proxy:
         return [pipe for pipe in pipes if chance.random() < share]
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+        await self._open.wait()
         try:
-            await self._open.wait()
-            try:
-                server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._target)
-            except OSError:
-                writer.transport.abort()
-                return
-            pipe = Pipe(self, writer, server_writer)
-            self._pipes.add(pipe)
-            try:
-                await asyncio.gather(
-                    pipe.pump(reader, server_writer, replies=False),
-                    pipe.pump(server_reader, writer, replies=True),
-                )
-            finally:
-                pipe.cut()
-                self._pipes.discard(pipe)
+            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        pipe = Pipe(self, writer, server_writer)
+        self._pipes.add(pipe)
+        try:
+            await asyncio.gather(
+                pipe.pump(reader, server_writer, replies=False),
+                pipe.pump(server_reader, writer, replies=True),
+            )
         finally:
-            self._tasks.discard(task)
+            pipe.cut()
+            self._pipes.discard(pipe)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.examples_run.desk import Desk
 from tests.examples_run.pages import EXAMPLES, commands
+from tests.listening import Listening
 from tests.tls import terminating
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")]
@@ -83,9 +84,10 @@ async def test_certificates_pass_the_strictest_check(certificates: Path) -> None
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     serving.load_cert_chain(certificates / "server.crt", certificates / "server.key")
-    listening = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=serving)
-    async with listening:
-        _, writer = await asyncio.open_connection(
-            "127.0.0.1", listening.sockets[0].getsockname()[1], ssl=context, server_hostname="localhost"
-        )
+
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pass
+
+    async with Listening(close, tls=serving) as listening:
+        _, writer = await asyncio.open_connection("127.0.0.1", listening.port, ssl=context, server_hostname="localhost")
         writer.close()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from contextlib import suppress
 
 import hiredis
 
+from tests.listening import Listening
 from toolbus.bus.broker.server import scripts
 
 _SCRIPTS = {script.sha.encode(): script.name for script in scripts.ALL}
@@ -34,29 +34,20 @@ class Liar:
 
     def __init__(self, port: int) -> None:
         self._target = port
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._clients: set[asyncio.StreamWriter] = set()
         self.lies: dict[str, deque[bytes]] = {}
         self.told: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()
 
     async def start(self) -> None:
         """Listen on a free port."""
-        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = self._listener.sockets[0].getsockname()[1]
+        self._listening = await Listening(self._accept).start()
+        self.port = self._listening.port
 
     async def stop(self) -> None:
         """Stop listening, and cut what is open."""
-        self._listener.close()
-        for writer in self._clients:
-            writer.transport.abort()
-        await asyncio.gather(*self._tasks)
+        await self._listening.aclose()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        self._clients.add(writer)
         server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._target, limit=2**26)
         asked: deque[str] = deque()
         both = [
@@ -69,11 +60,7 @@ class Liar:
             for each in both:
                 each.cancel()
             await asyncio.gather(*both, return_exceptions=True)
-            for end in (writer, server_writer):
-                with suppress(OSError):
-                    end.close()
-            self._clients.discard(writer)
-            self._tasks.discard(task)
+            server_writer.close()
 
     async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: deque[str]) -> None:
         parser = hiredis.Reader()

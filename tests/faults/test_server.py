@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from tests.contract import Place
+from tests.listening import Listening
 from tests.servers import elapse, eventually, plain_metrics
 from toolbus import BrokerError, ConfigurationError, Settings, ToolBus, Worker, tool
 from toolbus.bus.broker.server.keys import Keys
@@ -440,10 +441,9 @@ async def test_an_old_server_is_refused_by_its_version() -> None:
         await writer.wait_closed()
         left.set()
 
-    async with await asyncio.start_server(pretend, "127.0.0.1", 0) as old:
-        port = old.sockets[0].getsockname()[1]
+    async with Listening(pretend) as old:
         with pytest.raises(UnsupportedServer, match=r"6\.2\.14.*Redis 7\.0"):
-            await ToolBus(f"redis://127.0.0.1:{port}").open()
+            await ToolBus(f"redis://127.0.0.1:{old.port}").open()
         await asyncio.wait_for(left.wait(), 5)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract import Place
+from tests.listening import Listening
 from tests.servers import eventually
 from toolbus import ToolBus, Worker, tool
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
@@ -75,12 +76,9 @@ class Dropping:
 async def dropping(place: Place, word: bytes, times: float) -> AsyncIterator[Dropping]:
     """A way to the place's server that drops connections."""
     made = Dropping(place.settings.url, word, times)
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    made.url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
+    async with Listening(made.serve) as listening:
+        made.url = f"redis://127.0.0.1:{listening.port}"
         yield made
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize("word", [b"SCRIPT", b"EVALSHA", b"HSCAN"])
@@ -139,11 +137,10 @@ async def test_a_worker_with_patience_waits_for_a_server_that_was_never_there(pl
         running = asyncio.create_task(worker.run())
         assert (await bus.call("here", wait=0.3)).error is not None
         assert not running.done()
-        server = await asyncio.start_server(way.serve, "127.0.0.1", port)
-        assert (await bus.call("here", wait=20.0)).output == "here"
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(running, 10)
-        server.close()
+        async with Listening(way.serve, port):
+            assert (await bus.call("here", wait=20.0)).output == "here"
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(running, 10)
 
 
 @pytest.mark.usefixtures("slow")

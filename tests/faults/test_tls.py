@@ -22,6 +22,7 @@ from tests.chaos.proxy import Proxy
 from tests.cli.shell import Shell
 from tests.faults.wired import count, echo
 from tests.forking import ForkServer
+from tests.listening import Listening
 from tests.servers import binary, eventually
 from tests.tls import Authority, settings_for, terminating
 from toolbus import BrokerError, Settings, ToolBus, Worker, sync
@@ -216,10 +217,9 @@ async def sentinel(master: int, context: ssl.SSLContext | None) -> AsyncIterator
                 words = answers[command[1]] if command[0] == b"SENTINEL" else [command[0].decode()]
                 listed = f"*{len(words)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
                 writer.write(greeted.get(command[0], listed.encode()))
-        writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
-        yield server.sockets[0].getsockname()[1]
+    async with Listening(serve, tls=context) as listening:
+        yield listening.port
 
 
 # -- clients' certificates ------------------------------------------------------------------------
@@ -294,10 +294,9 @@ async def test_a_plain_url_to_a_port_with_tls_says_so(proxy: Proxy, namespace: s
         await reader.read(1)
         # What OpenSSL says to a client that begins with something else: a fatal alert, "protocol version".
         writer.write(b"\x15\x03\x01\x00\x02\x02\x46")
-        writer.close()
 
-    async with await asyncio.start_server(alert, "127.0.0.1", 0) as server:
-        error = await refused(url=f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", namespace=namespace)
+    async with Listening(alert) as listening:
+        error = await refused(url=f"redis://127.0.0.1:{listening.port}", namespace=namespace)
         assert "write rediss:// for redis://" in str(error)
 
 
@@ -312,10 +311,9 @@ async def test_tls_to_a_plain_port_says_so_in_bounded_time(port: int, namespace:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(b"-ERR Protocol error: unauthenticated multibulk length\r\n")
-        writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        error = await refused(url=f"rediss://127.0.0.1:{server.sockets[0].getsockname()[1]}", namespace=namespace)
+    async with Listening(answer) as listening:
+        error = await refused(url=f"rediss://127.0.0.1:{listening.port}", namespace=namespace)
         assert "does not speak TLS at this port" in str(error)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Self
 import httpx
 
 from tests.forking import ForkServer
+from tests.listening import Listening
 from tests.servers import put_down
 
 MODERN = "2026-07-28"
@@ -225,17 +226,16 @@ class Proxy:
 
     def __init__(self, *urls: str) -> None:
         self._ports = [int(url.removesuffix("/mcp").rpartition(":")[2]) for url in urls]
-        self._server: asyncio.Server | None = None
+        self._listening = Listening(self._serve)
         self.url = ""
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/mcp"
+        await self._listening.start()
+        self.url = f"http://127.0.0.1:{self._listening.port}/mcp"
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        assert self._server is not None
-        self._server.close()
+        await self._listening.aclose()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -249,7 +249,6 @@ class Proxy:
                 if await self._pass(request, port, leaving, writer):
                     break
             leaving.cancel()
-        writer.close()
 
     async def _pass(self, request: bytes, port: int, leaving: asyncio.Future[bytes], writer: asyncio.StreamWriter) -> bool:
         """Pass a request on; False when nothing was answered."""

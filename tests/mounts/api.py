@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from tests.listening import Listening
+
 
 class Asked(msgspec.Struct):
     """One request."""
@@ -55,15 +57,12 @@ class Api:
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
-        finally:
-            writer.close()
 
 
 @asynccontextmanager
 async def api(answer: Callable[[Asked], Answer]) -> AsyncIterator[Api]:
     """A server on loopback; status 0 breaks the connection off."""
     made = Api(answer)
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    made.address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server:
+    async with Listening(made.serve) as listening:
+        made.address = f"http://127.0.0.1:{listening.port}"
         yield made

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract import Place
+from tests.listening import Listening
 from tests.mounts.api import Answer, Asked, api, as_json
 from tests.mounts.programs import program
 from tests.servers import eventually
@@ -103,13 +104,10 @@ async def test_an_address_that_cannot_be_mounted_says_why(tmp_path: Path) -> Non
 
     async def speak(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0\r\n\r\n")
-        writer.close()
 
-    server = await asyncio.start_server(speak, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
+    async with Listening(speak) as listening:
         with pytest.raises(ConfigurationError, match="could not be mounted"):
-            await MountedServer("m", Address(f"http://127.0.0.1:{port}/mcp"), Options(start=5.0)).__aenter__()
+            await MountedServer("m", Address(f"http://127.0.0.1:{listening.port}/mcp"), Options(start=5.0)).__aenter__()
     with pytest.raises(ConfigurationError, match="UNSET_VARIABLE has no value"):
         await MountedServer("m", Address("http://127.0.0.1:1/", {"X": Secret("env:UNSET_VARIABLE")})).__aenter__()
     for wrong in ("ftp://host/", "https://", "https://user:secret@host/"):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from toolbus_workers.web.fetch import FetchService, Limits
 
+from tests.listening import Listening
 from toolbus.bus.outbound import Guard
 
 
@@ -76,30 +77,9 @@ async def site(
             await writer.drain()
         except (OSError, asyncio.IncompleteReadError):
             pass  # the client went away, as it should when it has been sent enough
-        finally:
-            writer.close()
 
-    connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections[asyncio.create_task(serve(reader, writer))] = writer
-
-    server = await asyncio.start_server(accept, host, port, ssl=tls)
-    try:
-        yield Site(server.sockets[0].getsockname()[1], asked)
-    finally:
-        server.close()
-        # What was being accepted meanwhile arrives in the next turns of the loop.
-        for _ in range(3):
-            await asyncio.sleep(0)
-        for task, writer in connections.items():
-            task.cancel()
-            writer.transport.abort()
-        await asyncio.gather(*connections, return_exceptions=True)
-        for writer in connections.values():
-            with suppress(OSError):
-                await writer.wait_closed()
-        await server.wait_closed()
+    async with Listening(serve, port, host=host, tls=tls) as listening:
+        yield Site(listening.port, asked)
 
 
 def names(**hosts: str | list[str]) -> Callable[[str, int], Awaitable[list[str]]]:
