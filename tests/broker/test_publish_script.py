@@ -184,13 +184,28 @@ def test_releases_with_other_digests_share_a_call(publishing: Publishing) -> Non
     """Whichever of them publishes first, each knows the call by its own digest, and other work is a conflict for both."""
     record = publishing.keys.shared("key")
     for first, second in (("old", "new old"), ("new old", "old"), ("new", "new old"), ("new old", "new"), ("new old", "new other")):
-        publishing.redis.delete(record)
+        publishing.redis.delete(record, publishing.keys.call("first"))
         word, entry = publishing.share("first", digest=first)
         assert word == b"queued"
         assert publishing.share("second", digest=second) == [b"joined", entry, b"first"], (first, second)
         assert publishing.share("third", digest="work else") == [b"conflict"]
         # Earlier releases compare this field alone.
         assert publishing.redis.hget(record, "digest") == first.split()[-1].encode()
+
+
+def test_a_call_whose_failure_has_freed_its_key_is_not_published_again(publishing: Publishing) -> None:
+    """Its publication is written again after a lost answer, when nobody has the key, and when another call has it: it reads its own end."""
+    publishing.share("first")
+    publishing.redis.delete(publishing.queue, publishing.keys.shared("key"))
+    assert publishing.share("first") == [b"joined", b"0-1", b"first"]
+    assert publishing.share("second")[0] == b"absent"
+    publishing.redis.xgroup_create(publishing.queue, "g", "0", mkstream=True)
+    publishing.redis.expire(publishing.queue, 60)
+    word, entry = publishing.share("second")
+    assert word == b"queued"
+    assert publishing.share("first") == [b"joined", b"0-1", b"first"]
+    assert publishing.share("second") == [b"joined", entry, b"second"]
+    assert len(publishing.waiting()) == 1
 
 
 def test_a_digest_of_an_earlier_call_is_forgotten(publishing: Publishing) -> None:

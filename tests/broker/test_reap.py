@@ -333,6 +333,33 @@ def test_a_lost_reply_of_a_reap_counts_when_it_is_taken_again(pool: Pool) -> Non
     assert pool.left, "the third attempt of the other one is to be alone"
 
 
+def test_a_first_attempt_elsewhere_counts_when_its_reap_was_lost(pool: Pool) -> None:
+    """Its delivery count is that of a delivery that was lost, but a worker had it: its run here is the second."""
+    ids = pool.take("other", 2)
+    pool.lease_over("other")
+    assert pool.reap() == ids
+    lost = pool.take("mine", 1)
+    for _ in range(2):
+        for entry in ids + lost:
+            pool.leave(entry, "mine", 1.1)
+        assert pool.reap() == ids + lost
+        assert pool.attempts == {ids[0]: 2, ids[1]: 2, lost[0]: 1}
+    assert pool.count() == [1, 1, 1]
+    assert pool.delivered() == [2, 2, 1]
+
+
+def test_the_fence_remembers_a_bounded_number_of_moved_entries(pool: Pool) -> None:
+    """Those that were moved last, each with an id of its own."""
+    pool.redis.hset(pool.fence, "moved", "1-1 " * 10_000)
+    (entry,) = pool.take("other", 1)
+    pool.lease_over("other")
+    assert pool.reap() == [entry]
+    moved = pool.redis.hget(pool.fence, "moved")
+    assert moved is not None
+    assert len(moved) == 16_384
+    assert moved.endswith(b" 1-1 " + entry + b" ")
+
+
 @pytest.mark.parametrize("mine", [-1.0, None])
 @pytest.mark.parametrize("handed_back", [False, True])
 def test_who_has_no_lease_takes_nothing(pool: Pool, mine: float | None, handed_back: bool) -> None:

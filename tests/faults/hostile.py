@@ -102,7 +102,7 @@ def places(keys: Keys, names: Names) -> dict[str, Place]:
         "wake_all": Place(keys.wake_all, "channel", ("stats",)),
         "answers": Place(keys.answers(names.call), "stream", ("a",)),
         "queue": Place(keys.queue(service), "stream", ("r", "d", "s", "p")),
-        "fence": Place(keys.fence(service), "hash", ("generation", f"c:{instance}", f"l:{instance}", "scan", "room")),
+        "fence": Place(keys.fence(service), "hash", ("generation", f"c:{instance}", f"l:{instance}", "scan", "room", "moved")),
         "cancelled": Place(keys.cancelled(service), "zset"),
         "wake": Place(keys.wake(service), "channel", ("cancel", "confirm", "back", "to", "end", "left")),
         "dead_letters": Place(keys.dead_letters(service), "stream", ("reason", "attempts", "error", "r", "entry")),

@@ -11,6 +11,8 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local deadline, kept = string.format('%.0f', now + ARGV[5]), ARGV[5] + ARGV[7]
 local digest, former = ARGV[2]:match('^(%S+) ?(%S*)$')
 local known = redis.call('HMGET', KEYS[1], 'id', 'digest', 'entry', 'deadline', 'digests')
+-- It has been published before, and a failure has freed the key since: the caller reads that.
+if known[1] ~= call and redis.call('EXISTS', KEYS[3]) == 1 then return {'joined', '0-1', call} end
 local answered = known[1] and redis.pcall('EXISTS', ARGV[9] .. 'call:' .. known[1])
 if is_elsewhere(answered) then return try_again() end
 if answered == 1 then

@@ -11,12 +11,12 @@
 --          {{id, delivery count until now, 1 when this one is to be counted, fields, its consumer until now, note or ""}, ...},
 --          1 when this worker is to make room for an entry that must run alone,
 --          id up to which entries have been delivered to anyone}
-local STRETCH, MOST, MOST_DELIVERIES = 1000, 256, 1000000000
+local STRETCH, MOST, MOST_DELIVERIES, MOST_MOVED = 1000, 256, 1000000000, 16384
 local queue, fence, me = KEYS[1], KEYS[2], ARGV[1]
 local room, lease, busy, alone = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[6] == '1', tonumber(ARGV[7])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local taken, left, workers = {}, 0, 1
+local taken, left, workers, moved = {}, 0, 1, {}
 
 -- Which notes are to be read turns out only when their entries are taken, and then it is too late to fail. This one never exists: where
 -- it can be read, no key of the slot is elsewhere.
@@ -52,7 +52,15 @@ local function delivered()
   return '0-0'
 end
 
+-- What is delivered to a worker in a reply that gets lost, and what a dead worker ran once and is moved here in such a reply, have the same
+-- count. The fence's field "moved" has the latest of the second kind: "<id> <id> ... ".
+local function was_moved(id) return (' ' .. (redis.call('HGET', fence, 'moved') or '')):find(' ' .. id .. ' ', 1, true) ~= nil end
+
 local function answer()
+  if #moved > 0 then
+    local known = (redis.call('HGET', fence, 'moved') or '') .. table.concat(moved, ' ') .. ' '
+    redis.call('HSET', fence, 'moved', known:sub(-MOST_MOVED))
+  end
   if left == 1 and (ARGV[8] == '0' or not may_make_room()) then left = 0 end
   local generation, counter = fence_state(fence, me)
   return {generation, counter, taken, left, delivered()}
@@ -79,6 +87,7 @@ local function take(entry, counted)
   local delivered = math.min(entry[4], MOST_DELIVERIES)
   local found = redis.call('XCLAIM', queue, 'g', me, 0, entry[1], 'RETRYCOUNT', delivered)
   if not found[1] then return false end
+  if counted == 1 and delivered == 1 and entry[2] ~= me then moved[#moved + 1] = entry[1] end
   taken[#taken + 1] = {entry[1], delivered, counted, found[1][2], entry[2], note_of(entry[1])}
   room = room - 1
   return true
@@ -180,7 +189,7 @@ if room > 0 then
     if is_suspect(entry, 1) then
       left = 1
     elseif room > 0 then
-      take(entry, entry[4] > 1 and 1 or 0)
+      take(entry, (entry[4] > 1 or was_moved(entry[1])) and 1 or 0)
     end
   end
 end
