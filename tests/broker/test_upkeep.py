@@ -10,6 +10,7 @@ import pytest
 from tests.broker.conftest import Observed
 from tests.broker.fakes import KEYS, SETTINGS, Bench
 from tests.broker.test_recover import Recovery
+from tests.servers import eventually
 from toolbus.bus.broker.lease.recover import KeyRepair
 from toolbus.bus.broker.take.requests import Fence
 from toolbus.bus.broker.transport.command import ReplyError
@@ -77,6 +78,20 @@ async def test_a_wide_reap_that_was_full_is_postponed_as_wide(recovery: Recovery
     recovery.bench.listener.slots = 5
     await recovery.upkeep.reap_postponed()
     assert [args[4] for args in recovery.bench.link.args("reap")] == [0, 0]
+    assert len(recovery.ran) == 3
+
+
+async def test_who_leaves_has_all_that_a_reap_has_moved(recovery: Recovery) -> None:
+    """It takes over nothing more, and what was moved is with the listener before it hands anything back."""
+    recovery.entries = [recovery.entry(number) for number in range(1, 4)]
+    recovery.bench.listener.slots = 5
+    reaping = asyncio.create_task(recovery.upkeep.recover())
+    await eventually(lambda: recovery.ran)
+    await recovery.upkeep.stop_taking()
+    assert len(recovery.ran) == 3
+    await reaping
+    recovery.entries = [recovery.entry(4)]
+    await recovery.upkeep.recover()
     assert len(recovery.ran) == 3
 
 

@@ -167,6 +167,9 @@ class FakeBroker:
         self.offered.append(delivery)
         return False
 
+    async def stop_recovering(self, seconds: float) -> None:
+        """Nothing is taken over."""
+
     async def unregister(self, *, died: bool = False) -> None:
         self.unregistered += 1
         self.died = died

@@ -250,7 +250,8 @@ class Slots:
         self.threads.close()
 
     async def _finish_running(self) -> None:
-        # A read that was under way may have brought calls that wait for others of their sessions.
+        # A reap that was under way, or a read, may have brought calls that wait for others of their sessions.
+        await self.broker.stop_recovering(_ANSWERS_WITHIN)
         await self.hand_back_waiting()
         deadline = min(self._grace_ends, self.clock() + self.settings.grace)
         while self._runs and (left := deadline - self.clock()) > 0:

@@ -431,6 +431,12 @@ class Upkeep(msgspec.Struct, eq=False):
         with upkeep_step():
             await self._reap(stream)
 
+    async def stop_taking(self) -> None:
+        """Take over nothing more; return when what a reap under way has moved here is with the listener."""
+        self.taking = False
+        async with self._one:
+            pass
+
     async def forget(self, stream: RequestStream) -> None:
         """Look after a stream no longer; waits until a reap that is under way has ended."""
         async with self._one:
