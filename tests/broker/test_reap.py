@@ -349,7 +349,7 @@ def test_a_first_attempt_elsewhere_counts_when_its_reap_was_lost(pool: Pool) -> 
 
 
 def test_the_fence_remembers_a_bounded_number_of_moved_entries(pool: Pool) -> None:
-    """Those that were moved last, each with an id of its own."""
+    """The last of them stay, and one that has been cut is none."""
     pool.redis.hset(pool.fence, "moved", "1-1 " * 10_000)
     (entry,) = pool.take("other", 1)
     pool.lease_over("other")

@@ -168,7 +168,7 @@ class FakeBroker:
         return False
 
     async def stop_recovering(self, seconds: float) -> None:
-        """Nothing is taken over."""
+        """Have nothing to take over."""
 
     async def unregister(self, *, died: bool = False) -> None:
         self.unregistered += 1
