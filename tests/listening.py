@@ -46,7 +46,9 @@ class Listening:
         return self
 
     async def aclose(self) -> None:
-        """Stop listening, reset what is open, and wait until each task has ended."""
+        """Stop listening, reset what is open, and wait until each task has ended; do nothing the second time."""
+        if self._listener.fileno() < 0:
+            return
         self._loop.remove_reader(self._listener)
         self._listener.close()
         left = dict(self._connections)
@@ -73,6 +75,7 @@ class Listening:
             # Its client is gone again.
             return
         connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         task = self._loop.create_task(self._run(connection))
         self._connections[task] = connection
         task.add_done_callback(self._ended)
