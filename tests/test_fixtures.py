@@ -50,7 +50,7 @@ async def test_eventually_shows_the_condition_that_failed() -> None:
 
 @pytest.mark.parametrize("turns", range(7))
 async def test_a_server_that_ends_leaves_no_connection(turns: int) -> None:
-    """Its client hears of the end at once, of a connection that is still to be accepted as of one that was accepted just now or is served."""
+    """Its client hears of the end at once, whether it is still to be accepted, was accepted just now, or is served."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
