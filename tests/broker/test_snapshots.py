@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,25 @@ async def test_a_snapshot_that_the_server_refuses_is_forgotten(
     # The end of the call, which is sent right behind, would overtake it where the server does not know the script.
     assert owning.bench.link.with_source == ["save"]
     assert "OOM command not allowed" in caplog.text
+
+
+@pytest.mark.parametrize("held", [True, False])
+async def test_a_snapshot_waits_while_the_server_refuses_every_write(owning: Owning, snapshots: Snapshots, held: bool) -> None:
+    """Nor could the one before it be forgotten, and the end of the call is accepted with the first write; a call that is lost ends that."""
+    asked = 0
+
+    def answer(*_: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 2 and not held:
+            owning.bench.stream.lose(delivery)
+        return ReplyError("MISCONF can't persist") if asked < 3 else 1
+
+    owning.bench.link.answers["save"] = answer
+    delivery = owning.bench.hold(b"1-0", user="u", session="s", ordered=True)
+    await owning.settle(delivery)
+    assert await snapshots.save(delivery, STATE)
+    assert [args[6] for args in owning.bench.link.args("save")] == ["token", "token", "token" if held else ""]
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -394,6 +394,14 @@ def test_the_state_may_be_refused_for_another_run(code: str, right: bool) -> Non
     assert ((STAYS[2].key, "one-end") not in {(each.key, each.rule) for each in violations(refused(clean()))}) is right
 
 
+@pytest.mark.parametrize(("fault", "right"), [("flushall", True), ("group-destroy", True), ("kill", False)])
+def test_a_call_that_the_server_lost_keeps_no_snapshot(fault: str, right: bool) -> None:
+    """Its caller is told that what it changed may be lost; a server that lost nothing has no reason to."""
+    moved = changed(Ended, STAYS[2].key, success=False, output=None, error="tool_error", code="session_moved")
+    options = msgspec.structs.replace(OPTIONS, faults=(fault,))
+    assert ((STAYS[2].key, "one-end") not in {(each.key, each.rule) for each in violations(moved(clean()), options)}) is right
+
+
 def test_nobody_looks_at_a_service_whose_pause_has_no_end() -> None:
     """A server that lost the end of a pause keeps its queue, and consumers of the dead; without both, each of them is a violation."""
     stranger = changed(State, "quiet", queues=(msgspec.structs.replace(QUEUE, length=1, pending=1, consumers=("ghost",)),))

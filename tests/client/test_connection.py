@@ -94,6 +94,33 @@ async def test_a_call_is_published_when_a_worker_appears(
     assert (place.tries, call.errors, len(place.waiting)) == (tries, errors, 0)
 
 
+async def test_what_waits_is_published_in_its_order_before_what_comes_later() -> None:
+    """A worker that appears publishes the calls that wait for it at once; one that can't be published says why, and holds no other up."""
+    place, published = Place(ABSENT), list[int]()
+
+    def publish(number: int) -> ErrorInfo | None:
+        if place.problems == [ABSENT]:
+            return ABSENT
+        if number == 1:
+            raise ValueError("of the second call")
+        published.append(number)
+        return None
+
+    def wait(number: int, call: Call) -> asyncio.Task[None]:
+        return asyncio.create_task(place.waiting.publish(call.cast, lambda _: publish(number), place.catalogue, 60.0))
+
+    tasks = [wait(number, Call()) for number in range(3)]
+    await asyncio.sleep(0)
+    place.problems = [REFUSED]
+    place.catalogue.wake()
+    publish(3)
+    assert published == [0, 2, 3]
+    place.catalogue.wake()
+    errors = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [str(each) for each in errors] == ["None", "of the second call", "None"]
+    assert published == [0, 2, 3]
+
+
 async def test_a_call_for_which_no_worker_appears_ends_in_its_time() -> None:
     """A waiting call is listed, its own time goes on, and it ends with the reason of its last try."""
     place, call, other = Place(ABSENT), Call(), Call()

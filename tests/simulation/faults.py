@@ -330,6 +330,7 @@ async def _server_clock(driver: Driver, fault: Aimed, random: Random) -> What:
 @_kind("server-stands", 0.3, 2.0, taken_for="server-stop", group="clocks")
 async def _server_stands(driver: Driver, fault: Aimed, random: Random) -> What:
     """The server's clock stands for a while, and then is right again."""
+    driver.invariants.stand()
     driver.world.server_stands = driver.world.loop.now
     await asyncio.sleep(fault.lasts)
     driver.world.server_stands = None

@@ -262,6 +262,10 @@ class Invariants:
         self._unsure_until = self._db.now() + 2 * self._lease
         self.broken_off |= broken_off
 
+    def stand(self) -> None:
+        """Take note that the server's clock is about to stand: how long a process distrusts what it hears, its own clock says."""
+        self._distrusts.clear()
+
     def changed(self, keys: set[bytes]) -> None:
         """Look at the keys that one command has changed."""
         for key in sorted(keys):

@@ -165,6 +165,19 @@ def _sweeps_too_soon(bench: Bench) -> None:
     bench.script(scripts.UNREGISTER, "ended", does=lambda: bench.db.remove(PREFIX + b"live"))
 
 
+def test_a_worker_distrusts_by_its_own_clock() -> None:
+    """While the server's clock stands, nobody can say by it for how long a worker distrusts."""
+    bench = Bench()
+    bench.lives("chaos/you")
+    bench.script(scripts.BEAT)
+    bench.now = 10_000
+    bench.script(scripts.BEAT)
+    bench.invariants.stand()
+    bench.lives("chaos/you")
+    bench.script(scripts.UNREGISTER, "ended", does=lambda: bench.db.remove(PREFIX + b"live"))
+    assert bench.found() == []
+
+
 def _beats_too_seldom(bench: Bench) -> None:
     bench.script(scripts.BEAT, "chaos/me")
     bench.now = 10_000

@@ -57,7 +57,9 @@ _MOST_PROGRESS_TEXT = 8_000
 _MOST_ENCODED_TWICE = 400
 _MOST_MEDIA_TYPE = 255
 _SESSION_MOVED = ErrorInfo(
-    "tool_error", "session_moved", "the session went to another worker while this call ran, so what it changed there is lost"
+    "tool_error",
+    "session_moved",
+    "another worker has the session or this call, or the server has lost the call, so what it changed in the session may be lost",
 )
 
 # A handler may ask for its invocation in several threads at once.

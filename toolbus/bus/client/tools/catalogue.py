@@ -210,7 +210,8 @@ class Catalogue:
         self._names: list[str] | None = None
         self._restricted = (0, False)
         self._subscriptions: list[Subscription] = []
-        self._changed = asyncio.Event()
+        # Everybody who waits for a change, in the order in which they came.
+        self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -259,15 +260,30 @@ class Catalogue:
         return subscription
 
     async def wait(self, ready: Callable[[], bool]) -> None:
-        """Wait until ``ready()`` holds; it is asked again after each change."""
-        while not ready():
-            await self._changed.wait()
+        """Wait until ``ready()`` holds; it is asked again at each change, before anybody who comes later.
+
+        Raises:
+            Exception: what ``ready`` raises.
+        """
+        if ready():
+            return
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting[waiting] = ready
+        try:
+            await waiting
+        finally:
+            del self._waiting[waiting]
 
     def wake(self) -> None:
         """Make everybody who waits look again."""
-        # Whoever waits now is woken; whoever comes later waits for the next change.
-        self._changed.set()
-        self._changed = asyncio.Event()
+        for waiting, ready in [*self._waiting.items()]:
+            if waiting.done():
+                continue
+            try:
+                if ready():
+                    waiting.set_result(None)
+            except Exception as error:  # noqa: BLE001 - raised where it is waited
+                waiting.set_exception(error)
 
     def close(self) -> None:
         """End every subscription, and wake everybody who waits."""
