@@ -102,7 +102,7 @@ async def test_a_repaired_key_is_an_error_with_its_types(observed: Observed) -> 
     running = asyncio.ensure_future(repair.run())
     repair.request()
     await looked.wait()
-    await asyncio.sleep(0)
+    await eventually(lambda: len(observed.events) > 1)
     running.cancel()
     assert observed.events == [
         {"level": "ERROR", "event": "key.wrong_type", "key": "three", "found": "set", "wanted": "zset"},

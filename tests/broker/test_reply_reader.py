@@ -168,6 +168,16 @@ async def test_a_stream_whose_ids_are_used_up_is_made_anew() -> None:
     assert reading.reader.resync
 
 
+async def test_a_stream_that_tells_of_lost_replies_is_read_again_once() -> None:
+    """The entry that tells of it stays in the stream, which is read from its start; a stream that is lost once more has another one."""
+    reading, replies = Reading(), KEYS.replies("agent").encode()
+    for entry, again in ((b"1-0", True), (b"1-0", False), (b"2-0", True)):
+        reading.said.clear()
+        reading.reader.resync = False
+        await reading.read({replies: [[entry, [b"o", b"lost"]], [b"3-0", frames("one")]]})
+        assert (reading.said.count("lost"), reading.reader.resync) == (again, again)
+
+
 async def test_a_bug_of_the_listener_does_not_stop_the_reader() -> None:
     """The entry would be read, and fail, again and again."""
     reading = Reading()

@@ -144,7 +144,7 @@ PLANTED: dict[str, tuple[Change, str, str]] = {
     ),
     "a nested handler that goes on": (changed(Left, inner(DEEP.key), at=18.0), "cancelled", inner(DEEP.key)),
     "a handler that goes on when its agent has died": (
-        lambda records: with_(Exited(1.15, "agent", AGENT, -9, True))(changed(Left, ECHO.key, at=30.5)(without(Ended, ECHO.key)(records))),
+        lambda records: with_(Exited(1.15, "agent", AGENT, -9, True))(changed(Left, ECHO.key, at=90.5)(without(Ended, ECHO.key)(records))),
         "cancelled",
         ECHO.key,
     ),
@@ -287,6 +287,23 @@ def test_a_worker_that_leaves_answers_what_it_had_begun_of_a_session() -> None:
     assert [found.rule for found in violations(turns(first(clean())))] == ["session"]
     for hit in (Hit(9.25, "term", 9.25, "", (2,)), Hit(9.9, "term", 9.9, "", (1,)), Hit(9.25, "kill", 9.25, "", (1,))):
         assert [found.rule for found in violations(with_(hit)(late(clean())))] == ["session"]
+
+
+@pytest.mark.parametrize(("at", "right"), [(9.1, True), (8.0, False), (9.9, False)])
+def test_a_session_that_the_server_lost_has_another_worker_beside_the_first(at: float, right: bool) -> None:
+    """The first one still answers the call that it ran then; another call of it is a violation."""
+    late = changed(Ended, SITS[3].key, output=f"{SITS[3].key}:1.5:3", began=9.0)
+    found = violations(with_(Hit(at, "flushall", at, ""))(late(clean())))
+    assert ("session" not in {each.rule for each in found}) is right
+
+
+def test_a_call_of_a_dead_agent_may_outlive_it_by_as_many_streams_as_there_are_others() -> None:
+    """Each worker that sends to it makes its reply stream anew for a moment, which the others take for a sign of life."""
+    gone = with_(Exited(1.15, "agent", AGENT, -9, True))
+    for at, workers, right in ((30.5, 4, True), (30.5, 2, False), (18.0, 1, True)):
+        late = gone(changed(Left, ECHO.key, at=at)(without(Ended, ECHO.key)(clean())))
+        found = violations(late, msgspec.structs.replace(OPTIONS, workers=workers))
+        assert ("cancelled" not in {each.rule for each in found}) is right, (at, workers)
 
 
 def test_a_run_that_goes_on_is_not_begun_again() -> None:

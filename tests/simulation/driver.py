@@ -489,6 +489,7 @@ class Driver:
 
     def _watch(self, process: Process, words: list[bytes]) -> Callable[[], None] | None:
         name = self._name(words)
+        self.invariants.hear(name, process.pid, self.world.loop.now)
         if name == "TIME":
             self.invariants.tell_time(process.pid)
         return self.invariants.watch(name, process.pid, words[3:]) if name in OF_ENTRIES else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -53,6 +53,13 @@ def judge(scenario: Scenario, history: History) -> list[Violation]:
 
 
 # -- rules about whole runs, of which the times are exact ---------------------------------------------
+
+# What a process sends by the clock or after a change, whatever calls there are, and how often a second at most: refusals are followed by
+# another try within hundredths of a second, and one that goes round as fast as the server answers sends hundreds.
+_SELDOM = frozenset(
+    script.name for script in (scripts.LISTEN, scripts.BEAT, scripts.MEND, scripts.REGISTER, scripts.UNREGISTER, scripts.RESCUE)
+)
+_MOST_A_SECOND = 80
 
 # What takes no worker's time, and neither its connection nor its lease.
 _HARMLESS = frozenset({"kill", "term", "agent-kill", "script-flush", "versions"})
@@ -246,6 +253,8 @@ class Invariants:
         self._lost: dict[bytes, Id] = {}
         self._unsure_until = 0
         self._undisturbed, self._harmless = not options.faults, _HARMLESS.issuperset(options.faults)
+        # When each process has sent each of what is sent seldom.
+        self._sent: dict[tuple[int, str], deque[float]] = {}
         # Since when each worker beats (ms), and how often it has since.
         self._beats: dict[bytes, tuple[int, int]] = {}
         self.violations: list[Violation] = []
@@ -299,6 +308,16 @@ class Invariants:
         if now - self._heard[pid] > self._lease + 200:
             self._distrusts[pid] = now + self._lease // 2
         self._heard[pid] = now
+
+    def hear(self, name: str, pid: int, now: float) -> None:
+        """Take note that a process sends a command or script, at this time (s); what depends on no call is sent a few times a second."""
+        if name not in _SELDOM:
+            return
+        sent = self._sent.setdefault((pid, name), deque(maxlen=_MOST_A_SECOND))
+        if len(sent) == _MOST_A_SECOND and now - sent[0] < 1.0:
+            self._broken("inside", f"the process {pid} has sent {name} {_MOST_A_SECOND + 1} times in a second")
+            sent.clear()
+        sent.append(now)
 
     def watch(self, script: str, pid: int, words: list[bytes]) -> Callable[[], None] | None:
         """Look at what a script does to entries; returns what is to be called when it was carried out.

@@ -184,6 +184,11 @@ def _beats_too_seldom(bench: Bench) -> None:
     bench.script(scripts.BEAT, "chaos/me")
 
 
+def _goes_round(bench: Bench) -> None:
+    for number in range(81):
+        bench.invariants.hear(scripts.LISTEN.name, 7, 1.0 + number / 100)
+
+
 def _keeps_anothers(bench: Bench) -> None:
     bench.held("you")
     bench.script(scripts.SAVE, "me", "0.x", "5", "1-0", does=lambda: bench.hash("pulse", t="x"), keys=4)
@@ -225,6 +230,7 @@ BROKEN: dict[Callable[[Bench], None], str] = {
     _leaves_with_an_entry: "inside: me leaves, and has not handed back what it has",
     _leaves_the_fence: "inside: entries were moved away from me, whose fence is still 5",
     _sweeps_too_soon: "inside: chaos/you was swept out of the registry by a worker that had not beaten for long",
+    _goes_round: "inside: the process 7 has sent publish/listen 81 times in a second",
     _beats_too_seldom: "inside: chaos/me has beaten 1 times in 10000 ms",
     _keeps_anothers: "inside: me kept a snapshot after a call that it has not (entry 1-0)",
     _waits_twice: "inside: q:chaos: the call c waits twice",
@@ -355,6 +361,9 @@ def test_what_goes_on_as_promised_breaks_nothing() -> None:
             break
     _send(bench, ['{"run":"r"}', '{"run":"r"}'], answer=True)
     _send(bench, ['{"run":"r"}', '{"run":"s"}'], answer=False)
+    for number in range(200):
+        bench.invariants.hear(scripts.LISTEN.name, number % 2, 1.0 + number / 100)
+        bench.invariants.hear(scripts.FINISH.name, 7, 1.0)
     bench.invariants.lose(broken_off=True)
     _no_ttl(bench)
     assert bench.found() == []

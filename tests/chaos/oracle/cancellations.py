@@ -83,8 +83,8 @@ def _passed_on(case: Case, key: str, since: float) -> float:
 
 
 def _unnoticed(case: Case) -> float:
-    """For how long a caller that died may count as alive."""
-    return max(case.options.agent_life + _MADE_ANEW, 2 * case.options.lease)
+    """For how long a caller that died may count as alive: one worker after the other may make its stream anew."""
+    return max(case.options.agent_life + _MADE_ANEW * max(1, case.options.workers - 1), 2 * case.options.lease)
 
 
 _Silence = tuple[float, float, frozenset[int]]

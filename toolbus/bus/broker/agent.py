@@ -70,7 +70,6 @@ class AgentSteps:
         self.link = link = self.links.writing
         mastership = self.links.mastership
         replication = Replication(self.links.replicated, settings.wait_replicas, settings.wait_timeout)
-        self._key_repair = KeyRepair(link, self._types, self._load_again)
         # Shared state.
         self.tallies = Tallies(link, keys)
         self.confirmations = Confirmations(link, keys, settings.lease, f"agent {agent}")
@@ -102,6 +101,7 @@ class AgentSteps:
             follower=RegistryFollower(link, keys, listener),
             handed_over=self.publisher.flush_soon,
         )
+        self._key_repair = KeyRepair(link, self._types, self._load_again, self.reader.renew)
         # The links come first and call the steps that were built on them.
         self.links.attach(
             on_push=self._pushed, on_up=self._connected, on_blocking_up=self._connected, on_wrong_type=self._key_repair.request

@@ -212,12 +212,20 @@ class KeyRepair:
     Args:
         types: the keys that this process uses, and the type of each as ``TYPE`` names it, in parts: a user may write all of one or none.
         on_mended: called after keys were deleted.
+        renew: makes anew what others must not miss.
     """
 
-    def __init__(self, link: Link, types: Callable[[], Sequence[Mapping[str, str]]], on_mended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        types: Callable[[], Sequence[Mapping[str, str]]],
+        on_mended: Callable[[], None],
+        renew: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._link = link
         self._types = types
         self._on_mended = on_mended
+        self._renew = renew
         self._wanted = asyncio.Event()
 
     def request(self) -> None:
@@ -241,7 +249,9 @@ class KeyRepair:
         Raises:
             BrokerError: the server could not be asked.
         """
-        wrong = await self._link.execute_script(scripts.MEND, tuple(types), tuple(types.values()), repeatable=True)
+        mending = self._link.execute_script(scripts.MEND, tuple(types), tuple(types.values()), repeatable=True)
+        # Both in one write: workers that find no reply stream take its agent for dead.
+        wrong, *_ = await asyncio.gather(mending, *(() if self._renew is None else (self._renew(),)))
         keys, deleted = list(types), False
         for index, found in zip(wrong[::2], wrong[1::2], strict=True):
             key = keys[index - 1]

@@ -87,6 +87,8 @@ class ReplyReader:
         # Up to where entries have been read that are still there, how many, and of how many bytes.
         self._read_until: bytes | None = None
         self._read = self._read_bytes = 0
+        # The entry that has told that replies are lost.
+        self._told = b""
         # True when the reply stream takes no more entries.
         self._used_up = False
         # Workers send a bounded entry; its frames are bounded each, so a larger one is not theirs.
@@ -182,8 +184,16 @@ class ReplyReader:
         while True:
             await asyncio.sleep(self.renew_every)
             with upkeep_step():
-                if await self.listen():
-                    self._lost()
+                await self.renew()
+
+    async def renew(self) -> None:
+        """Renew the reply stream now.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        if await self.listen():
+            self._lost()
 
     async def listen(self) -> bool:
         """Make the reply stream, or renew it; return whether replies may be lost, since there was none or another one.
@@ -248,8 +258,10 @@ class ReplyReader:
 
     def _take(self, entries: list[Any]) -> bool:
         """Hand over the frames of some entries; return whether the stream can take more."""
-        for _, flat in entries:
-            if flat == _LOST:
+        for entry, flat in entries:
+            if flat == _LOST and entry != self._told:
+                # It stays where it is, and all is read from its start now.
+                self._told = entry
                 self._lost()
             self._read_bytes += sum(map(len, flat))
             self._hand_over(self._frames_of(flat))
