@@ -116,6 +116,17 @@ async def test_a_refusal_counts_whatever_its_reason(taking: Taking, answer: str)
     assert failing.failures == [f"no requests could be taken for 30 s: {answer}"]
 
 
+async def test_a_group_that_can_not_be_made_is_asked_for_now_and_then(taking: Taking) -> None:
+    """At once when it is missing, and then after a pause each time: the server answers both at once, and refuses to make it."""
+    failing = Failing(taking)
+    for _ in range(3):
+        await failing.read(ReplyError("NOGROUP no such group"))
+    assert (taking.did, len(taking.again)) == (["paused", "paused"], 3)
+    await failing.read(None)
+    await failing.read(ReplyError("NOGROUP no such group"))
+    assert (taking.did, len(taking.again)) == (["paused", "paused"], 4)
+
+
 async def test_a_worker_whose_beats_fail_is_told_that_it_failed(taking: Taking) -> None:
     """From the end of its lease on it takes nothing, and no read says so; a beat that is accepted starts the count anew."""
     failing = Failing(taking)

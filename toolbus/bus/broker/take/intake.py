@@ -327,7 +327,11 @@ class Intake:
             return
         elif missing:
             telemetry.log.warning("requests.group_missing", error=refused[0][1])
+            again = self._failing.since is not None
             self._miss(refused[0][1])
+            if again:
+                # The server has refused to make it.
+                await self.pause()
             await self._register_again(missing)
         else:
             self._refusal = refused[0][1]
