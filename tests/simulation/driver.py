@@ -489,7 +489,6 @@ class Driver:
 
     def _watch(self, process: Process, words: list[bytes]) -> Callable[[], None] | None:
         name = self._name(words)
-        self.invariants.hear(name, process.pid, self.world.loop.now)
         if name == "TIME":
             self.invariants.tell_time(process.pid)
         return self.invariants.watch(name, process.pid, words[3:]) if name in OF_ENTRIES else None
@@ -498,6 +497,7 @@ class Driver:
         if self.world.ended:
             return
         name = self._name(words)
+        self.invariants.hear(name, process.pid, self.world.loop.now, refused=isinstance(answer, ErrorReply))
         if self.world.traced:
             # The answer to a script that is loaded says which it was.
             said = words if words[0] != b"SCRIPT" else ()

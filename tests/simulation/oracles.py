@@ -59,7 +59,7 @@ def judge(scenario: Scenario, history: History) -> list[Violation]:
 _SELDOM = frozenset(
     script.name for script in (scripts.LISTEN, scripts.BEAT, scripts.MEND, scripts.REGISTER, scripts.UNREGISTER, scripts.RESCUE)
 )
-_MOST_A_SECOND = 80
+_MOST_A_SECOND = 100
 
 # What takes no worker's time, and neither its connection nor its lease.
 _HARMLESS = frozenset({"kill", "term", "agent-kill", "script-flush", "versions"})
@@ -253,8 +253,8 @@ class Invariants:
         self._lost: dict[bytes, Id] = {}
         self._unsure_until = 0
         self._undisturbed, self._harmless = not options.faults, _HARMLESS.issuperset(options.faults)
-        # When each process has sent each of what is sent seldom.
-        self._sent: dict[tuple[int, str], deque[float]] = {}
+        # When each process has sent each of what is sent seldom, and of what was refused.
+        self._sent: dict[tuple[int, str, bool], deque[float]] = {}
         # Since when each worker beats (ms), and how often it has since.
         self._beats: dict[bytes, tuple[int, int]] = {}
         self.violations: list[Violation] = []
@@ -309,13 +309,17 @@ class Invariants:
             self._distrusts[pid] = now + self._lease // 2
         self._heard[pid] = now
 
-    def hear(self, name: str, pid: int, now: float) -> None:
-        """Take note that a process sends a command or script, at this time (s); what depends on no call is sent a few times a second."""
-        if name not in _SELDOM:
+    def hear(self, name: str, pid: int, now: float, *, refused: bool) -> None:
+        """Take note that a process has sent a command or script, at this time (s), and whether the server has refused it.
+
+        What depends on no call is sent a few times a second, and so is what is refused again and again.
+        """
+        if not refused and name not in _SELDOM:
             return
-        sent = self._sent.setdefault((pid, name), deque(maxlen=_MOST_A_SECOND))
+        sent = self._sent.setdefault((pid, name, refused), deque(maxlen=_MOST_A_SECOND))
         if len(sent) == _MOST_A_SECOND and now - sent[0] < 1.0:
-            self._broken("inside", f"the process {pid} has sent {name} {_MOST_A_SECOND + 1} times in a second")
+            how = "in vain " if refused else ""
+            self._broken("inside", f"the process {pid} has sent {name} {how}{_MOST_A_SECOND + 1} times in a second")
             sent.clear()
         sent.append(now)
 

@@ -185,8 +185,13 @@ def _beats_too_seldom(bench: Bench) -> None:
 
 
 def _goes_round(bench: Bench) -> None:
-    for number in range(81):
-        bench.invariants.hear(scripts.LISTEN.name, 7, 1.0 + number / 100)
+    for number in range(101):
+        bench.invariants.hear(scripts.LISTEN.name, 7, 1.0 + number / 120, refused=False)
+
+
+def _is_refused_again_and_again(bench: Bench) -> None:
+    for number in range(101):
+        bench.invariants.hear("XREAD", 7, 1.0 + number / 120, refused=True)
 
 
 def _keeps_anothers(bench: Bench) -> None:
@@ -230,7 +235,8 @@ BROKEN: dict[Callable[[Bench], None], str] = {
     _leaves_with_an_entry: "inside: me leaves, and has not handed back what it has",
     _leaves_the_fence: "inside: entries were moved away from me, whose fence is still 5",
     _sweeps_too_soon: "inside: chaos/you was swept out of the registry by a worker that had not beaten for long",
-    _goes_round: "inside: the process 7 has sent publish/listen 81 times in a second",
+    _goes_round: "inside: the process 7 has sent publish/listen 101 times in a second",
+    _is_refused_again_and_again: "inside: the process 7 has sent XREAD in vain 101 times in a second",
     _beats_too_seldom: "inside: chaos/me has beaten 1 times in 10000 ms",
     _keeps_anothers: "inside: me kept a snapshot after a call that it has not (entry 1-0)",
     _waits_twice: "inside: q:chaos: the call c waits twice",
@@ -362,8 +368,8 @@ def test_what_goes_on_as_promised_breaks_nothing() -> None:
     _send(bench, ['{"run":"r"}', '{"run":"r"}'], answer=True)
     _send(bench, ['{"run":"r"}', '{"run":"s"}'], answer=False)
     for number in range(200):
-        bench.invariants.hear(scripts.LISTEN.name, number % 2, 1.0 + number / 100)
-        bench.invariants.hear(scripts.FINISH.name, 7, 1.0)
+        bench.invariants.hear(scripts.LISTEN.name, number % 2, 1.0 + number / 120, refused=False)
+        bench.invariants.hear(scripts.FINISH.name, 7, 1.0, refused=False)
     bench.invariants.lose(broken_off=True)
     _no_ttl(bench)
     assert bench.found() == []
