@@ -60,6 +60,7 @@ _SELDOM = frozenset(
     script.name for script in (scripts.LISTEN, scripts.BEAT, scripts.MEND, scripts.REGISTER, scripts.UNREGISTER, scripts.RESCUE)
 )
 _MOST_A_SECOND = 100
+_OF_CALLS = frozenset({scripts.PUBLISH.name, scripts.SHARE.name})
 
 # What takes no worker's time, and neither its connection nor its lease.
 _HARMLESS = frozenset({"kill", "term", "agent-kill", "script-flush", "versions"})
@@ -77,8 +78,10 @@ def _order(case: Case) -> Iterator[Violation]:
     for session, answered in answers(case.planned.values(), everything).items():
         lives: dict[str, list[tuple[int, str]]] = {}
         for ended in sorted(answered, key=lambda ended: (case.issued[ended.key].at, place[ended.key])):
-            # A call whose end the server lost runs once more, after those that came then; if it lost a snapshot, an older state is back.
-            if case.options.lossy and (ended.attempts > 1 or case.planned[ended.key].tool == "stay"):
+            # A call whose end the server lost runs once more, after those that came then, and as the first attempt if it lost the delivery,
+            # too; if it lost a snapshot, an older state is back.
+            again = ended.attempts > 1 or case.executions(ended.key) > 1
+            if case.options.lossy and (again or case.planned[ended.key].tool == "stay"):
                 continue
             token, count, _ = seat(ended)
             lives.setdefault(token, []).append((count, ended.key))
@@ -314,7 +317,8 @@ class Invariants:
 
         What depends on no call is sent a few times a second, and so is what is refused again and again.
         """
-        if not refused and name not in _SELDOM:
+        # Callers go on when their calls are refused.
+        if name in _OF_CALLS or (not refused and name not in _SELDOM):
             return
         sent = self._sent.setdefault((pid, name, refused), deque(maxlen=_MOST_A_SECOND))
         if len(sent) == _MOST_A_SECOND and now - sent[0] < 1.0:
