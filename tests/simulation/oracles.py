@@ -308,6 +308,9 @@ class Invariants:
         now = self._db.now()
         if pid not in self._heard:
             return
+        if now < self._heard[pid]:
+            # The clock was set back, and what was noted lies too far ahead.
+            self._distrusts.pop(pid, None)
         if now - self._heard[pid] > self._lease + 200:
             self._distrusts[pid] = now + self._lease // 2
         self._heard[pid] = now
@@ -339,9 +342,7 @@ class Invariants:
             self._hear_beat(pid, [word for word in words if b"/" in word])
             return None
         if script == scripts.UNREGISTER.name:
-            # What lies further ahead was noted before the clock was set back.
-            distrusts = 0 < self._distrusts.get(pid, 0) - self._db.now() <= self._lease // 2
-            return self._sweeping() if b"ended" in words and distrusts else None
+            return self._sweeping() if b"ended" in words and self._db.now() < self._distrusts.get(pid, 0) else None
         if script == scripts.SAVE.name:
             return self._saving(words)
         queue, fence = words[0], words[1]
