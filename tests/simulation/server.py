@@ -81,21 +81,23 @@ class Server:
         command = COMMANDS.get(name) or COMMANDS.get(name.upper())
         if command is None:
             raise ErrorReply(f"ERR unknown command '{name.decode('latin-1')}', with args beginning with: ")
-        if self.refusals and not script and (refusal := self._refusal(name.decode().upper(), command.writes, command.grows)):
+        if self.refusals and not script and (refusal := self.refusal(name.decode().upper(), command.writes, command.grows)):
             raise ErrorReply(refusal)
         return command.run(self.db, self.random, words[1:])
 
     def run_script(self, source: bytes, words: list[bytes]) -> Any:
         """Return the answer of a script; ``words`` are the number of keys, the keys and the arguments."""
         count = int(words[0])
-        flags = source.partition(b"\n")[0] if source.startswith(b"#!") else b""
-        writes = b"no-writes" not in flags
-        if refusal := self._refusal("script", writes, writes and b"allow-oom" not in flags):
+        flags = source.partition(b"\n")[0]
+        # One without flags is looked at command by command.
+        writes = source.startswith(b"#!") and b"no-writes" not in flags
+        if refusal := self.refusal("script", writes, writes and b"allow-oom" not in flags):
             raise ErrorReply(refusal)
         self.scripts[_digest(source)] = source
         return _run(self, source, words[1 : 1 + count], words[1 + count :])
 
-    def _refusal(self, name: str, writes: bool, grows: bool) -> str:
+    def refusal(self, name: str, writes: bool, grows: bool) -> str:
+        """Return the refusal of a command now, or an empty text."""
         return next((text for refuse in self.refusals if (text := refuse(name, writes, grows))), "")
 
     def publish(self, channel: bytes, message: bytes) -> int:
@@ -399,13 +401,21 @@ def _run(server: Server, source: bytes, keys: list[bytes], arguments: list[bytes
         body = source.partition(b"\n")[2] if source.startswith(b"#!") else source
         script = _compiled[source] = _lua.eval(b"function(KEYS, ARGV) " + body + b"\nend")
 
+    # One that has written may go on.
+    may_write = source.startswith(b"#!")
+
     def call(*words: Any) -> Any:
+        nonlocal may_write
         packed = [word if type(word) is bytes else b"%d" % word if type(word) is int else b"%.17g" % word for word in words]
         try:
             if packed[0] == b"PUBLISH":
                 return server.publish(packed[1], packed[2])
             if packed[0] == b"INFO":
                 return server.info(packed[1].decode()).encode()
+            if not may_write and (command := COMMANDS.get(packed[0])) is not None and command.writes:
+                if refusal := server.refusal(packed[0].decode(), True, command.grows):
+                    raise ErrorReply(refusal)
+                may_write = True
             answer = server.carry_out(packed, "in a script")
         except ErrorReply as error:
             return _lua.table_from({b"err": str(error).encode("latin-1")})

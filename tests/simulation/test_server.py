@@ -14,6 +14,7 @@ import pytest
 from tests.simulation.commands import COMMANDS
 from tests.simulation.server import Server, encoded
 from tests.simulation.storage import ErrorReply
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 Words = list[bytes]
 
@@ -146,6 +147,36 @@ def test_commands_have_the_answers_of_a_real_server(seed: int, server: str, name
     finally:
         real.ask([b"DEL", *keys])
         real.close()
+
+
+_READ, _GROW, _SHRINK = "redis.call('GET', KEYS[1])", "redis.call('SET', KEYS[1], 'x')", "redis.call('PEXPIRE', KEYS[1], 100000)"
+_SCRIPTS = [
+    (flags, " ".join(steps) + " return 1")
+    for flags in ("", "#!lua\n", "#!lua flags=allow-oom\n", "#!lua flags=no-writes\n")
+    for steps in ([_READ], [_GROW], [_SHRINK], [_SHRINK, _GROW], [_READ, _GROW])
+    if "no-writes" not in flags or steps == [_READ]
+]
+
+
+def test_scripts_are_refused_as_by_a_full_server(fresh_server: Callable[..., EmbeddedServer]) -> None:
+    """One with flags as a whole, and one without at its first command that takes memory, unless it has written before."""
+    simulated, real = Server(lambda: 1_800_000_000_000_000, lambda *_: None, Random(1)), Real(fresh_server().url)
+    set_up = [b"SET", b"k", b"v"]
+    assert simulated.carry_out(set_up) == real.ask(set_up)
+    real.ask([b"CONFIG", b"SET", b"maxmemory", b"1"])
+    simulated.refusals.append(lambda name, writes, grows: "OOM command not allowed" if grows else "")
+    found, seen = [], []
+    for flags, body in _SCRIPTS:
+        source = (flags + body).encode()
+        try:
+            answer: Any = simulated.run_script(source, [b"1", b"k"])
+        except ErrorReply as error:
+            answer = error
+        found.append(_masked([b"EVAL"], answer))
+        seen.append(_masked([b"EVAL"], real.ask([b"EVAL", source, b"1", b"k"])))
+    real.close()
+    assert found == seen
+    assert set(found) == {1, "OOM"}
 
 
 class Real:
