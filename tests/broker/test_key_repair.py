@@ -25,7 +25,7 @@ async def test_keys_are_repaired_when_that_is_asked_for(monkeypatch: pytest.Monk
         repaired += 1
 
     async def renew() -> None:
-        await bench.as_link.execute_script(scripts.LISTEN, ("replies",), ())
+        await bench.as_link.execute_script(scripts.LISTEN, ("replies",), (), repeatable=True)
 
     repair = KeyRepair(bench.as_link, lambda: [{"one": "hash", "two": "stream"}], count, renew)
     running = asyncio.ensure_future(repair.run())
