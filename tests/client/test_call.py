@@ -144,6 +144,8 @@ async def test_waiting_for_a_worker_can_be_given_up(place: Place, way: str) -> N
         if way == "task":
             with pytest.raises(asyncio.CancelledError):
                 await task
+        else:
+            assert await task == await call.result()
         result = await call.result()
     assert result.error is not None
     assert result.error.type == "cancelled"

@@ -200,7 +200,8 @@ class Dispatcher:
         if self._connection is None or (call.lasting and why == "cancelled"):
             return
         if call in self._waiting:
-            self._connection.catalogue.wake()
+            # When it has ended: until then it would be published.
+            self._connection.loop.call_soon(self._connection.catalogue.wake)
         # Also while the bus closes: what had no entry yet has one only now.
         if call.entry and call.request is not None:
             self._connection.broker.requests.cancel(call.request, call.queue, call.entry, waited=call.waited_in_all, why=why)
@@ -392,3 +393,5 @@ class Dispatcher:
             call.give_up(failure)
         for waiting in self._waiting:
             waiting.complete_with(failure)
+        if self._connection is not None:
+            self._connection.catalogue.wake()
