@@ -289,11 +289,11 @@ def test_a_worker_that_leaves_answers_what_it_had_begun_of_a_session() -> None:
         assert [found.rule for found in violations(with_(hit)(late(clean())))] == ["session"]
 
 
-@pytest.mark.parametrize(("at", "right"), [(9.1, True), (8.0, False), (9.9, False)])
-def test_a_session_that_the_server_lost_has_another_worker_beside_the_first(at: float, right: bool) -> None:
+@pytest.mark.parametrize(("at", "until", "right"), [(9.1, 9.1, True), (8.0, 9.1, True), (8.0, 8.5, False), (9.9, 9.9, False)])
+def test_a_session_that_the_server_lost_has_another_worker_beside_the_first(at: float, until: float, right: bool) -> None:
     """The first one still answers the call that it ran then; another call of it is a violation."""
     late = changed(Ended, SITS[3].key, output=f"{SITS[3].key}:1.5:3", began=9.0)
-    found = violations(with_(Hit(at, "flushall", at, ""))(late(clean())))
+    found = violations(with_(Hit(at, "flushall", until, ""))(late(clean())))
     assert ("session" not in {each.rule for each in found}) is right
 
 

@@ -33,7 +33,7 @@ def sessions(case: Case) -> Iterator[Violation]:
             elif (
                 not drains
                 and token != lives[-1]
-                and not any(ended.began < hit.at < ended.at for hit in case.history.of(Hit) if hit.kind == "flushall")
+                and not any(ended.began < hit.until and hit.at < ended.at for hit in case.history.of(Hit) if hit.kind == "flushall")
             ):
                 told = f"{_process(token)} answered after {_process(lives[-1])} had taken the session {session} over"
                 yield Violation("session", told, ended.key)
