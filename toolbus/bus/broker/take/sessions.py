@@ -16,7 +16,7 @@ from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys, session_digest
 from toolbus.bus.broker.server.reading import integer, skip, skipping, text
 from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream
-from toolbus.bus.broker.transport.command import REFUSES_MORE, Reply, ReplyError
+from toolbus.bus.broker.transport.command import REFUSES_ALL, Reply, ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.results import BrokerError
 
@@ -34,8 +34,10 @@ _KEEP_EVERY = OWNER_TTL / 3
 _PATIENCE = 5.0
 # Seconds before the server is asked again whether an ended run may be answered.
 _AGAIN = 1.0
-# The first pause before a snapshot is written again, which the server refused as everything else; the longest is _AGAIN.
-_SAVE_AGAIN = 0.05
+# Seconds before a snapshot is written again for the first time, and at most.
+_SAVE_FIRST, _SAVE_MOST = 0.05, 1.0
+# Refusals of every write. With no memory left a server still forgets a snapshot.
+_REFUSES_FORGETTING = REFUSES_ALL - {"OOM"}
 
 # Since when a lease has been unbroken, and until when it lasts at least.
 _NO_LEASE = (math.inf, 0.0)
@@ -329,24 +331,30 @@ class Snapshots:
         if not await self._ownership.holds(delivery):
             return False
         args = (*self._caller(delivery), snapshot.state, snapshot.call, snapshot.document, SNAPSHOT_TTL * 1000)
-        pause = _SAVE_AGAIN
+        try:
+            kept = await self._write(delivery, args)
+        except BrokerError as error:
+            self._tell(delivery, str(error))
+            if isinstance(error, ReplyError):
+                # What is kept is out of date, and a full server still lets go of it.
+                self.forget(delivery)
+            return True
+        if not kept:
+            self._tell(delivery, "the call has ended, or another worker has the session")
+        return bool(kept)
+
+    async def _write(self, delivery: Delivery, args: tuple[Any, ...]) -> Reply:
+        """Write a snapshot, again and again while the server refuses every write and the call is held here; return the answer."""
+        pause = _SAVE_FIRST
         while True:
             try:
-                kept = await self._link.execute_script(scripts.SAVE, self._keys_of(delivery), args, repeatable=True)
-            except BrokerError as error:
-                if isinstance(error, ReplyError) and error.code in REFUSES_MORE and delivery.is_held:
-                    # It refuses to forget the one before, too, and accepts the end of the call as soon as it accepts anything.
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, _AGAIN)
-                    continue
-                self._tell(delivery, str(error))
-                if isinstance(error, ReplyError):
-                    # What is kept is out of date, and a full server still lets go of it.
-                    self.forget(delivery)
-                return True
-            if not kept:
-                self._tell(delivery, "the call has ended, or another worker has the session")
-            return bool(kept)
+                return await self._link.execute_script(scripts.SAVE, self._keys_of(delivery), args, repeatable=True)
+            except ReplyError as error:
+                # Otherwise the end of the call would be taken first, with the first write that the server takes again.
+                if error.code not in _REFUSES_FORGETTING or not delivery.is_held:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _SAVE_MOST)
 
     def forget(self, delivery: Delivery) -> None:
         """Forget the snapshot of a delivery's session, before what is sent next."""

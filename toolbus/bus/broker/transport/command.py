@@ -60,11 +60,8 @@ SOON = frozenset({"TRYAGAIN", "NOREPLICAS", "BUSY"})
 """It is, and carries the command out in a moment."""
 
 
-REFUSES_MORE = frozenset({"MISCONF"})
-"""It refuses the writes of every process, also those that free memory, until an operator has looked after it."""
-
-REFUSES_ALL = REFUSES_MORE | {"OOM"}
-"""It refuses the writes of every process until an operator has looked after it; with no memory left it carries out what frees some."""
+REFUSES_ALL = frozenset({"MISCONF", "OOM"})
+"""It refuses the writes of every process, until an operator has looked after it."""
 
 
 class Command(NamedTuple):
