@@ -87,7 +87,7 @@ async def test_who_leaves_has_all_that_a_reap_has_moved(recovery: Recovery) -> N
     recovery.bench.listener.slots = 5
     reaping = asyncio.create_task(recovery.upkeep.recover())
     await eventually(lambda: recovery.ran)
-    await recovery.upkeep.stop_taking()
+    await recovery.upkeep.stop_recovering()
     assert len(recovery.ran) == 3
     await reaping
     recovery.entries = [recovery.entry(4)]

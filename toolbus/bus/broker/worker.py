@@ -580,7 +580,7 @@ class WorkerBroker:
 
     async def stop_recovering(self, seconds: float) -> None:
         """Take over nothing more from other workers; wait so many seconds at most until what was moved here runs or waits."""
-        await at_most(seconds, self.steps.upkeep.stop_taking())
+        await at_most(seconds, self.steps.upkeep.stop_recovering())
 
     async def unregister(self, *, died: bool = False) -> None:
         """Take every service of this instance out of the registry: it leaves, or ``died``. Leases of running calls go on."""

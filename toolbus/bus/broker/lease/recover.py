@@ -206,13 +206,17 @@ async def outlive(link: Link, keys: Keys, stream: RequestStream, registration: W
 _PAUSE = 1.0
 
 
+async def _nothing() -> None:
+    """Renew nothing."""
+
+
 class KeyRepair:
     """Deletes keys of a wrong type, which their owner makes anew, and sets groups back that stand beyond their stream's newest entry.
 
     Args:
         types: the keys that this process uses, and the type of each as ``TYPE`` names it, in parts: a user may write all of one or none.
         on_mended: called after keys were deleted.
-        renew: makes anew what others must not miss.
+        renew: called together with each look, for what must be there again at once.
     """
 
     def __init__(
@@ -220,7 +224,7 @@ class KeyRepair:
         link: Link,
         types: Callable[[], Sequence[Mapping[str, str]]],
         on_mended: Callable[[], None],
-        renew: Callable[[], Awaitable[None]] | None = None,
+        renew: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
         self._link = link
         self._types = types
@@ -251,7 +255,7 @@ class KeyRepair:
         """
         mending = self._link.execute_script(scripts.MEND, tuple(types), tuple(types.values()), repeatable=True)
         # Both in one write: workers that find no reply stream take its agent for dead.
-        wrong, *_ = await asyncio.gather(mending, *(() if self._renew is None else (self._renew(),)))
+        wrong, _ = await asyncio.gather(mending, self._renew())
         keys, deleted = list(types), False
         for index, found in zip(wrong[::2], wrong[1::2], strict=True):
             key = keys[index - 1]
@@ -441,7 +445,7 @@ class Upkeep(msgspec.Struct, eq=False):
         with upkeep_step():
             await self._reap(stream)
 
-    async def stop_taking(self) -> None:
+    async def stop_recovering(self) -> None:
         """Take over nothing more; return when what a reap under way has moved here is with the listener."""
         self.taking = False
         async with self._one:

@@ -4,14 +4,15 @@
 -- KEYS: 1 record of the key, 2 request stream, 3 reply stream of this call, 4 the queue's order of sessions if the call keeps its place in its session
 -- ARGV: 1 call id, 2 digest of the arguments and session, with a space and the one of earlier releases if that is another, 3 agent, 4 bound, 5 timeout (ms; with 0 it comes too late to be published), 6 document, 7 retention (ms),
 --       8 run id of the server that is to know of work that must not happen twice, or "", 9 key prefix, 10 wake channel, 11 session, with KEYS[4]
--- Returns {"queued", entry}, {"joined", entry, id of the call that runs}, {"conflict"}, {"full", depth} or {"absent"}
+-- Returns {"queued", entry}, {"joined", entry, id of the call that runs}, {"conflict"}, {"full", depth} or {"absent"}; the entry is 0-1, which
+-- none has, when the call has ended
 local call, agent = ARGV[1], ARGV[3]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local deadline, kept = string.format('%.0f', now + ARGV[5]), ARGV[5] + ARGV[7]
 local digest, former = ARGV[2]:match('^(%S+) ?(%S*)$')
 local known = redis.call('HMGET', KEYS[1], 'id', 'digest', 'entry', 'deadline', 'digests')
--- It has been published before, and a failure has freed the key since: the caller reads that.
+-- This very call was published before, its answer was lost, and its failure has freed the key since: its caller reads how it ended.
 if known[1] ~= call and redis.call('EXISTS', KEYS[3]) == 1 then return {'joined', '0-1', call} end
 local answered = known[1] and redis.pcall('EXISTS', ARGV[9] .. 'call:' .. known[1])
 if is_elsewhere(answered) then return try_again() end
