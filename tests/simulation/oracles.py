@@ -54,14 +54,6 @@ def judge(scenario: Scenario, history: History) -> list[Violation]:
 
 # -- rules about whole runs, of which the times are exact ---------------------------------------------
 
-# What a process sends by the clock or after a change, whatever calls there are, and how often a second at most: refusals are followed by
-# another try within hundredths of a second, and one that goes round as fast as the server answers sends hundreds.
-_SELDOM = frozenset(
-    script.name for script in (scripts.LISTEN, scripts.BEAT, scripts.MEND, scripts.REGISTER, scripts.UNREGISTER, scripts.RESCUE)
-)
-_MOST_A_SECOND = 100
-_OF_CALLS = frozenset({scripts.PUBLISH.name, scripts.SHARE.name})
-
 # What takes no worker's time, and neither its connection nor its lease.
 _HARMLESS = frozenset({"kill", "term", "agent-kill", "script-flush", "versions"})
 
@@ -223,6 +215,16 @@ class _Place(msgspec.Struct):
 _FRAMES = msgspec.json.Decoder(list[_Place])
 
 
+# What a process sends by the clock or after a change, whatever calls there are.
+_SELDOM = frozenset(
+    script.name for script in (scripts.LISTEN, scripts.BEAT, scripts.MEND, scripts.REGISTER, scripts.UNREGISTER, scripts.RESCUE)
+)
+# Each comes from a caller, who may go on at once when it is refused.
+_OF_CALLS = frozenset({scripts.PUBLISH.name, scripts.SHARE.name})
+# A refusal is followed by another try within hundredths of a second; what goes round as fast as the server answers, hundreds of times.
+_MOST_A_SECOND = 100
+
+
 class Invariants:
     """Rules that are looked at with each command, and not only when all is over.
 
@@ -320,7 +322,6 @@ class Invariants:
 
         What depends on no call is sent a few times a second, and so is what is refused again and again.
         """
-        # Callers go on when their calls are refused.
         if name in _OF_CALLS or (not refused and name not in _SELDOM):
             return
         sent = self._sent.setdefault((pid, name, refused), deque(maxlen=_MOST_A_SECOND))

@@ -29,12 +29,7 @@ def sessions(case: Case) -> Iterator[Violation]:
             drains = _drains(case, token, ended.at)
             if token not in lives and not drains:
                 lives.append(token)
-            # A server that has lost whose the session is gives it to another worker while the first one still runs a call of it.
-            elif (
-                not drains
-                and token != lives[-1]
-                and not any(ended.began < hit.until and hit.at < ended.at for hit in case.history.of(Hit) if hit.kind == "flushall")
-            ):
+            elif not drains and token != lives[-1] and not _owner_was_lost(case, ended):
                 told = f"{_process(token)} answered after {_process(lives[-1])} had taken the session {session} over"
                 yield Violation("session", told, ended.key)
             # A snapshot that the server has lost brings an older state back.
@@ -43,6 +38,11 @@ def sessions(case: Case) -> Iterator[Violation]:
             counts[token].add(count)
         if stays:
             yield from _restored(case, session, answered, lives)
+
+
+def _owner_was_lost(case: Case, ended: Ended) -> bool:
+    """Return whether the server lost whose the session is while a call ran, and may have given it to another worker beside the first."""
+    return any(ended.began < hit.until and hit.at < ended.at for hit in case.history.of(Hit) if hit.kind == "flushall")
 
 
 def _restored(case: Case, session: str, answered: list[Ended], lives: list[str]) -> Iterator[Violation]:
