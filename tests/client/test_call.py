@@ -14,7 +14,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ConfigurationError, ToolBus, ToolError, Worker, invocation, tool
 from toolbus.bus.values.events import Finished, Text
-from toolbus.bus.values.results import CallCancelled
+from toolbus.bus.values.results import CallCancelled, ToolbusError
 
 pytestmark = pytest.mark.anyio
 
@@ -150,6 +150,17 @@ async def test_waiting_for_a_worker_can_be_given_up(place: Place, way: str) -> N
     assert result.error is not None
     assert result.error.type == "cancelled"
     await bus.aclose()
+
+
+async def test_the_wait_for_a_tool_ends_with_a_bus_that_fails(place: Place) -> None:
+    """A model's call that waits for its tool ends at once when nothing arrives any more."""
+    async with place.bus() as bus:
+        waiting = asyncio.create_task(bus._dispatcher.until_callable(lambda: None, {}, 60.0))
+        await asyncio.sleep(0)
+        bus._dispatcher.on_failed(ToolbusError("a bug"))
+        error = await asyncio.wait_for(waiting, 5)
+    assert error is not None
+    assert error.code == "bus_failed"
 
 
 async def test_wait_true_lasts_as_long_as_the_timeout(bus: ToolBus) -> None:

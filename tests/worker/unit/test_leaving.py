@@ -98,6 +98,23 @@ async def test_what_waits_is_handed_back_when_the_worker_begins_to_leave() -> No
     assert not bench.slots.busy()
 
 
+async def test_what_a_reap_brings_to_a_worker_that_leaves_is_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker waits for it before it looks at what waits in it."""
+    bench = Bench(flaky)
+    delivery = bench.delivery("flaky")
+
+    async def brought(seconds: float) -> None:
+        assert 0 < seconds < 10
+        bench.slots.start(delivery)
+        await bench.settle()
+
+    monkeypatch.setattr(bench.broker, "stop_recovering", brought)
+    bench.serve()
+    await bench.settle()
+    await bench.drained()
+    assert bench.broker.handed_back == [delivery]
+
+
 @pytest.mark.parametrize("failure", [BrokerUnavailable("gone"), TimeoutError()])
 async def test_a_failed_hand_back_is_logged(failure: Exception, caplog: pytest.LogCaptureFixture) -> None:
     """The worker leaves all the same."""
