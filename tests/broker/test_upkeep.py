@@ -85,8 +85,9 @@ async def test_who_leaves_has_all_that_a_reap_has_moved(recovery: Recovery) -> N
     recovery.entries = [recovery.entry(number) for number in range(1, 4)]
     recovery.bench.listener.slots = 5
     reaping = asyncio.create_task(recovery.upkeep.recover())
-    while not recovery.ran:
-        await asyncio.sleep(0)
+    for _ in range(20):
+        if not recovery.ran:
+            await asyncio.sleep(0)
     assert len(recovery.ran) == 1, "the others are on their way"
     await recovery.upkeep.stop_recovering()
     assert len(recovery.ran) == 3
