@@ -303,11 +303,14 @@ async def test_a_reap_takes_no_more_than_there_are_slots(recovery: Recovery) -> 
     assert not recovery.upkeep.has_postponed
 
 
-async def test_nothing_is_reaped_while_paused_or_draining(recovery: Recovery) -> None:
-    """A paused or leaving worker reaps nothing, because it would have to give back what it took."""
+async def test_nothing_is_reaped_while_paused_unlisted_or_draining(recovery: Recovery) -> None:
+    """A paused or leaving worker would have to give back what it took, and one that the registry does not list would lose it."""
     recovery.bench.stream.pause(True, 1.0)
     await recovery.upkeep.recover()
     recovery.bench.stream.pause(False, 2.0)
+    recovery.bench.stream.unlisted = "its lease was lost there"
+    await recovery.upkeep.recover()
+    recovery.bench.stream.unlisted = ""
     recovery.upkeep.taking = False
     await recovery.upkeep.recover()
     assert recovery.order == []

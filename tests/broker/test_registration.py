@@ -106,9 +106,10 @@ async def test_a_lost_registration_is_repeated_under_its_start(registering: Regi
     """Its place in the order of starts stays, its fence may be another, and sessions are doubted."""
     registering.bench.link.answers["register"] = lambda keys, args: [b"ok", 4, b"2.b", b"8"]
     held = registering.bench.hold()
+    registering.bench.stream.unlisted = "its lease was lost there"
     await registering.registration.register_again(["pool"])
     assert registering.starts == [0, 4]
-    assert registering.doubts == 1
+    assert (registering.doubts, registering.bench.stream.unlisted) == (1, "")
     assert registering.bench.listener.lost == [held]
     assert registering.bench.stream.fence_known == (b"2.b", b"8")
 
@@ -130,8 +131,18 @@ async def test_a_registration_that_fails_again_is_logged(
         "TIME": lambda keys, args: [b"5", b"0"],
     }
     await registering.registration.register_again(["pool"])
-    assert registering.bench.stream.fence_known == FENCE
+    assert (registering.bench.stream.fence_known, registering.bench.stream.unlisted) == (FENCE, "")
     assert [record.getMessage().startswith(said) for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("answer", [ReplyError("OOM no memory"), [b"refused", b"tool/echo", b"another"]])
+async def test_a_stream_tells_why_its_service_is_not_registered_again(registering: Registering, answer: Any) -> None:
+    """Its worker takes nothing meanwhile, and says that when it is asked, or gives up."""
+    registering.bench.link.answers |= {"register": lambda keys, args: answer, "HMGET": lambda keys, args: [None] * (len(args) - 1)}
+    registering.bench.link.answers["TIME"] = [b"5", b"0"]
+    registering.bench.stream.unlisted = "its lease was lost there"
+    await registering.registration.register_again(["pool"])
+    assert ("OOM no memory" if isinstance(answer, ReplyError) else "tool/echo") in registering.bench.stream.unlisted
 
 
 @pytest.mark.parametrize("others", [[], [b"/elsewhere"], [b"/a", b"/b", b"/c", b"/d", b"/here"]])

@@ -126,6 +126,20 @@ async def test_a_beat_tells_the_time_pauses_and_lost_registrations() -> None:
     assert beating.said == ["compared", ("owned", 100.0, 100.0, [], False)]
 
 
+async def test_a_stream_is_unlisted_until_a_beat_finds_its_service() -> None:
+    """A beat that did not name the service tells nothing of it, and one that misses it once more leaves the reason that is known."""
+    beating = Beating()
+    stream = beating.bench.stream
+    beating.effects.apply(beating.beat(missing=["pool/mine"], renewed={"pool": []}))
+    assert stream.unlisted == "its lease was lost there"
+    stream.unlisted = "OOM no memory"
+    beating.effects.apply(beating.beat(missing=["pool/mine"], renewed={"pool": []}))
+    beating.effects.apply(beating.beat())
+    assert stream.unlisted == "OOM no memory"
+    beating.effects.apply(beating.beat(renewed={"pool": []}))
+    assert stream.unlisted == ""
+
+
 async def test_renewed_deliveries_are_ours_under_the_new_fence_and_lost_ones_are_let_go() -> None:
     """A renewal proves what it looked at, and the stream knows the newest fence."""
     beating = Beating()

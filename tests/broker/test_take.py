@@ -212,11 +212,13 @@ async def test_postponed_requests_of_a_paused_stream_wait(taking: Taking) -> Non
     assert (taking.did, taking.blocking.names) == ([], ["XREADGROUP"])
 
 
-@pytest.mark.parametrize("why", ["paused", "disconnected", "lost"])
+@pytest.mark.parametrize("why", ["paused", "unlisted", "disconnected", "lost"])
 async def test_without_streams_or_a_connection_nothing_is_taken(taking: Taking, why: str) -> None:
     """It waits a moment, or until it is interrupted."""
     if why == "paused":
         taking.bench.stream.pause(True, 1.0)
+    elif why == "unlisted":
+        taking.bench.stream.unlisted = "its lease was lost there"
     elif why == "disconnected":
         taking.blocking.connected = False
     else:

@@ -107,6 +107,25 @@ async def test_a_read_that_is_not_refused_starts_the_count_anew(taking: Taking) 
     assert len(failing.failures) == 1
 
 
+async def test_a_worker_that_the_registry_does_not_list_is_told_that_it_failed(taking: Taking) -> None:
+    """It beats, and takes nothing; another service that is listed, and one that is paused, are no sign of that."""
+    failing = Failing(taking)
+    taking.two()
+    taking.bench.stream.unlisted = "OOM no memory"
+    await failing.read(None)
+    assert taking.intake.trouble == ""
+    taking.bench.streams["other"].pause(True, 1.0)
+    reason = "it is not in the registry: OOM no memory"
+    await failing.read(None, after=40.0)
+    await failing.read(None, after=29.9)
+    assert (taking.intake.trouble, failing.failures) == (reason, [])
+    await failing.read(None, after=0.2)
+    assert failing.failures == [f"no requests could be taken for 30 s: {reason}"]
+    taking.bench.stream.unlisted = ""
+    await failing.read(None)
+    assert (taking.intake.trouble, len(failing.failures)) == ("", 1)
+
+
 @pytest.mark.parametrize("answer", ["MISCONF no disk", "OOM no memory", "NOGROUP no such group"])
 async def test_a_refusal_counts_whatever_its_reason(taking: Taking, answer: str) -> None:
     """Also one that every process of the server gets, and that of a group which can't be made again."""

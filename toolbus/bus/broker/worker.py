@@ -170,13 +170,18 @@ class BeatEffects(msgspec.Struct, eq=False):
         self.mastership.compare()
         self.clock.observe(beat.server_ms, beat.asked, beat.answered)
         self.ownership.beaten(beat.asked, beat.answered, beat.renewed, missing=bool(beat.missing))
+        missing = [member.partition("/")[0] for member in beat.missing]
         for service, stream in self.streams.items():
+            if service in missing:
+                stream.unlisted = stream.unlisted or "its lease was lost there"
+            elif service in beat.renewed:
+                stream.unlisted = ""
             if service in beat.paused:
                 self.on_paused(service, beat.paused[service], beat.asked)
             if service in beat.renewed:
                 _renew(stream, beat.renewed[service])
-        if beat.missing:
-            self.on_missing([member.partition("/")[0] for member in beat.missing])
+        if missing:
+            self.on_missing(missing)
 
 
 def _renew(stream: RequestStream, renewals: list[Renewal]) -> None:
@@ -287,7 +292,7 @@ class WorkerSteps:
             # One of the keys may be of a wrong type.
             on_failed=self.key_repair.request,
             on_paused=self.wake.pause,
-            on_missing=self._register_again,
+            on_missing=self._missed,
             on_beaten=self.intake.beaten,
         )
         self.leases = LeaseThread(
@@ -384,6 +389,11 @@ class WorkerSteps:
     def _register_again(self, services: list[str]) -> None:
         if self.registration.active:
             self.links.start(self.registration.register_again(services))
+
+    def _missed(self, services: list[str]) -> None:
+        # A read that waits would still take what comes for them.
+        self.intake.interrupt()
+        self._register_again(services)
 
     def _keys_deleted(self) -> None:
         # They may have been a part of the registration.

@@ -479,7 +479,7 @@ class Upkeep(msgspec.Struct, eq=False):
     @property
     def has_postponed(self) -> bool:
         """True when requests wait that this worker had no slot for."""
-        return self.taking and any(not (stream.paused or stream.leaving) for stream in self.postponed)
+        return self.taking and any(not (stream.paused or stream.leaving or stream.unlisted) for stream in self.postponed)
 
     async def reap_postponed(self) -> None:
         """Take what this worker had no slot for."""
@@ -495,7 +495,7 @@ class Upkeep(msgspec.Struct, eq=False):
     async def _reap_part(self, stream: RequestStream, *, handed_back_only: bool) -> bool:
         """Reap a bounded number of entries; return whether there may be more to run here now."""
         slots = self.listener.free_slots()
-        if stream.paused or stream.leaving or not self.taking:
+        if stream.paused or stream.leaving or stream.unlisted or not self.taking:
             return False
         everything = self.postponed.pop(stream, False) or not handed_back_only
         if slots < 1:

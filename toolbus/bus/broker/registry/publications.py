@@ -332,15 +332,24 @@ class WorkerRegistration(msgspec.Struct, eq=False):
                 answer = await self.registry.register(published.publication, self.instance, published.start)
             except RegistrationRefused as error:
                 telemetry.log.error("service.refused", service=service, error=str(error))
+                self._unlist(service, error)
             except BrokerError as error:
                 telemetry.log.warning("service.register_failed", service=service, error=str(error))
+                self._unlist(service, error)
             else:
                 published.start = answer.start
                 if service in self.streams:
+                    self.streams[service].unlisted = ""
                     self.streams[service].fence_is(answer.generation, answer.counter)
                 telemetry.log.warning("service.registered_again", service=service)
                 if not self.active:
                     await self.registry.unregister([f"{service}/{self.instance}"])
+
+    def _unlist(self, service: str, error: ToolbusError) -> None:
+        """Take note of why a service is still missing; one of whose registration only a part was lost has its lease."""
+        stream = self.streams.get(service)
+        if stream is not None and stream.unlisted:
+            stream.unlisted = str(error)
 
     async def register_missing(self) -> None:
         """Register the services again of whose registration something was lost; a beat looks at the lease alone.

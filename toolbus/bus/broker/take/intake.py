@@ -163,15 +163,13 @@ class Intake:
         # that of what this read delivers.
         known: dict[RequestStream, tuple[Fence, EntryNumbers]] = {}
         for stream in self._streams.values():
-            if not (stream.paused or stream.leaving):
+            if not (stream.paused or stream.leaving or stream.unlisted):
                 known[stream] = (stream.fence_known, stream.newest)
         connected = self._links.blocking.connected
         # Without a beat for a lease, others take over what this worker has, and would take over at once what it takes now. The lease thread
         # says why.
         if not known or not connected or self._at_replica or self._has_no_lease:
-            if known and not connected:
-                self._miss_connection()
-            await self.pause()
+            await self._hold_off(bool(known))
             return []
         batch = await self._read(list(known), slots)
         taken: list[Delivery] = []
@@ -224,7 +222,13 @@ class Intake:
         """Why nothing can be taken now; empty when that is possible."""
         if self._has_no_lease:
             return f"its lease has ended, since its beats fail: {self._unbeaten or 'they are not answered'}"
-        return self._refusal and f"the server refuses to give it requests: {self._refusal}"
+        return self._unlisted or (self._refusal and f"the server refuses to give it requests: {self._refusal}")
+
+    @property
+    def _unlisted(self) -> str:
+        """Why the registry lists this worker for no service that it could serve; empty while it lists one."""
+        streams = [stream for stream in self._streams.values() if not (stream.paused or stream.leaving)]
+        return f"it is not in the registry: {streams[0].unlisted}" if streams and all(stream.unlisted for stream in streams) else ""
 
     @property
     def _has_no_lease(self) -> bool:
@@ -316,6 +320,14 @@ class Intake:
         """Return how many requests to take at once from streams that hold ``depth``."""
         part = max(_LEAST_PART, min(depth // 2, _MOST_PART))
         return min(part, _GAINING_PART) if self._ownership.gaining else part
+
+    async def _hold_off(self, may_read: bool) -> None:
+        """Wait a moment before the next try, and take in why nothing can be taken."""
+        if may_read and not self._links.blocking.connected:
+            self._miss_connection()
+        elif not may_read and (why := self._unlisted):
+            self._miss(why)
+        await self.pause()
 
     async def _restore(self, batch: Batch) -> None:
         """Do what can be done so that the next read is not lost or refused as this one was."""

@@ -168,6 +168,8 @@ class RequestStream:
         unfinished: entries that were let go after a run of theirs had begun here, the newest ones.
         depth: how many requests the stream held, queued and running, when this worker last finished one.
         leaving: True once its service is withdrawn: nothing more is taken, and what is held is still to be answered.
+        unlisted: why the registry has no lease of this worker for the service; empty while it has one. Without one, others take over at
+            once what is taken here, and each time an attempt is lost.
         sticky: True when calls of one session go to one worker.
         server: the run id of the server.
     """
@@ -204,6 +206,7 @@ class RequestStream:
         self.unfinished: dict[bytes, bool] = {}
         self.depth = 0
         self.paused = self.leaving = self.sticky = False
+        self.unlisted = ""
         self.server = b""
         self.most_document = settings.max_request + 1024
         self.set_aside = set_aside
