@@ -419,6 +419,17 @@ def test_a_call_that_the_server_lost_keeps_no_snapshot(fault: str, right: bool) 
     assert ((STAYS[2].key, "one-end") not in {(each.key, each.rule) for each in violations(moved(clean()), options)}) is right
 
 
+@pytest.mark.parametrize(
+    ("what", "until", "right"),
+    [("refuse-oom", 100.0, True), ("refuse-few OOM", 100.0, True), ("refuse-oom", 0.5, False), ("kill", 100.0, False)],
+)
+def test_a_server_without_room_keeps_no_snapshot(what: str, until: float, right: bool) -> None:
+    """The state is then lost with its worker, which is told; before the session was used, and with room, there is no such excuse."""
+    told = changed(Ended, STAYS[2].key, success=False, output=None, error="tool_error", code="session_lost")
+    found = violations(with_(Hit(0.5, "client-pause", until, what))(told(clean())))
+    assert ((STAYS[2].key, "one-end") not in {(each.key, each.rule) for each in found}) is right
+
+
 def test_nobody_looks_at_a_service_whose_pause_has_no_end() -> None:
     """A server that lost the end of a pause keeps its queue, and consumers of the dead; without both, each of them is a violation."""
     stranger = changed(State, "quiet", queues=(msgspec.structs.replace(QUEUE, length=1, pending=1, consumers=("ghost",)),))

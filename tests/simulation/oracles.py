@@ -35,15 +35,16 @@ OF_ENTRIES = frozenset(
     script.name
     for script in (
         *(scripts.FINISH, scripts.FINISH_EACH, scripts.BURY, scripts.RENEW, scripts.REAP, scripts.OWN),
-        *(scripts.HAND_BACK, scripts.HAND_OVER, scripts.BEAT, scripts.UNREGISTER, scripts.RETIRE, scripts.SAVE),
+        *(scripts.HAND_BACK, scripts.HAND_OVER, scripts.BEAT, scripts.UNREGISTER, scripts.RETIRE, scripts.SAVE, scripts.TAKE),
     )
 )
-"""The scripts that are looked at with the entries before and after them: those that move or end entries, keep owners of them alive, or keep
-what their calls have done.
+"""The scripts that are looked at with the entries before and after them: those that deliver, move or end entries, keep owners of them
+alive, or keep what their calls have done.
 """
 
 _CALL = re.compile(rb'"id":"([^"]+)"')
 _RUN = re.compile(rb'"run":"([^"]+)"')
+_SESSION = re.compile(rb'"session":"([^"]+)"')
 
 
 def judge(scenario: Scenario, history: History) -> list[Violation]:
@@ -223,6 +224,8 @@ _SELDOM = frozenset(
 _OF_CALLS = frozenset({scripts.PUBLISH.name, scripts.SHARE.name})
 # A refusal is followed by another try within hundredths of a second; what goes round as fast as the server answers, hundreds of times.
 _MOST_A_SECOND = 100
+# With an answer that is lost, the worker does not know which of its streams had the last turn.
+_LOST_TURNS = 2
 
 
 class Invariants:
@@ -262,6 +265,11 @@ class Invariants:
         self._sent: dict[tuple[int, str, bool], deque[float]] = {}
         # Since when each worker beats (ms), and how often it has since.
         self._beats: dict[bytes, tuple[int, int]] = {}
+        # How often in a row each process passed over a request stream that had something, and took of others.
+        self._passed: dict[int, Counter[bytes]] = {}
+        # The ordered calls of each session by their ids, with their entries, and the stream and session of each such call.
+        self._lines: dict[tuple[bytes, bytes], dict[bytes, Id]] = {}
+        self._line_of: dict[bytes, tuple[bytes, bytes]] = {}
         self.violations: list[Violation] = []
         self.broken_off = False
 
@@ -295,13 +303,17 @@ class Invariants:
                     self._broken("inside", f"{name}: {what}")
 
     def wrote(self, record: AnyRecord) -> None:
-        """Count the handlers that run in each process."""
-        if isinstance(record, Exited):
+        """Count the handlers that run in each process, and see that none begins before its turn in a session."""
+        if isinstance(record, Hit):
+            # It may have taken an answer that told of the turns of streams.
+            self._passed.clear()
+        elif isinstance(record, Exited):
             self._running.pop(record.pid, None)
         elif isinstance(record, Begun):
             self._running[record.pid] += 1
             if self._running[record.pid] > self._concurrency:
                 self._broken("inside", f"{self._running[record.pid]} handlers run in process {record.pid}, of {self._concurrency} slots")
+            self._follows(record)
         elif isinstance(record, Left):
             self._running[record.pid] -= 1
 
@@ -322,6 +334,8 @@ class Invariants:
 
         What depends on no call is sent a few times a second, and so is what is refused again and again.
         """
+        if name == "XREADGROUP":
+            self._passed.pop(pid, None)
         if name in _OF_CALLS or (not refused and name not in _SELDOM):
             return
         sent = self._sent.setdefault((pid, name, refused), deque(maxlen=_MOST_A_SECOND))
@@ -346,6 +360,12 @@ class Invariants:
             return self._sweeping() if b"ended" in words and self._db.now() < self._distrusts.get(pid, 0) else None
         if script == scripts.SAVE.name:
             return self._saving(words)
+        if script == scripts.TAKE.name:
+            return self._taking(pid, words)
+        return self._moving(script, words)
+
+    def _moving(self, script: str, words: list[bytes]) -> Callable[[], None] | None:
+        """See that entries are moved and ended by those who may, and that fences tell of it."""
         queue, fence = words[0], words[1]
         me = next(word for word in words if not word.startswith(self._prefix))
         before, counters = self._owners(queue), self._fields(fence)
@@ -414,6 +434,45 @@ class Invariants:
         def look() -> None:
             if not excused and self._fields(snapshot) != before:
                 self._broken("inside", f"{me.decode()} kept a snapshot after a call that it has not (entry {entry.decode()})")
+
+        return look
+
+    def _follows(self, record: Begun) -> None:
+        """See that the calls that were made before one in its session have ended."""
+        call = record.call.encode()
+        line = self._line_of.get(call)
+        if line is None or self._lossy or self.broken_off:
+            return
+        stream, entries = self._db.find(line[0]), self._lines[line]
+        earlier = [each for each, entry in entries.items() if entry < entries[call]]
+        waits = [each.decode() for each in earlier if isinstance(stream, Stream) and entries[each] in stream.entries]
+        if waits:
+            told = f"attempt {record.attempt} of the call {record.call} began before the end of {waits[0]}"
+            self._broken("inside", f"{told}, which was made before it in its session")
+
+    def _taking(self, pid: int, words: list[bytes]) -> Callable[[], None]:
+        """See that each stream has its turn at a worker that takes less than there is."""
+        queues = [word for word in words if word.startswith(self._prefix)]
+
+        def groups() -> dict[bytes, tuple[Id, bool]]:
+            """Return up to where each stream was delivered, and whether there is more."""
+            streams = {queue: stream for queue in queues if isinstance(stream := self._db.find(queue), Stream) and b"g" in stream.groups}
+            return {queue: (last := each.groups[b"g"].last, next(reversed(each.entries), last) > last) for queue, each in streams.items()}
+
+        before = groups()
+
+        def look() -> None:
+            after, passed = groups(), self._passed.get(pid)
+            if passed is None or passed.keys() != after.keys():
+                passed = self._passed[pid] = Counter(dict.fromkeys(after, 0))
+            took = {queue for queue, (last, _) in after.items() if before.get(queue, (last,))[0] != last}
+            for queue in after.keys() - took if took else ():
+                passed[queue] = passed[queue] + 1 if after[queue][1] else 0
+                if passed[queue] == len(queues) + _LOST_TURNS:
+                    name = queue[len(self._prefix) :].decode()
+                    self._broken("inside", f"the process {pid} took of other streams than {name} {passed[queue]} times in a row")
+            for queue in took:
+                passed[queue] = 0
 
         return look
 
@@ -523,8 +582,12 @@ class Invariants:
                 break
             added.append(entry)
         for entry in reversed(added):
-            found = _CALL.search(b"".join(value.entries[entry]))
+            document = b"".join(value.entries[entry])
+            found, session = _CALL.search(document), _SESSION.search(document)
             if found is not None:
+                if session is not None and b'"ordered":true' in document:
+                    line = self._line_of[found[1]] = key, session[1]
+                    self._lines.setdefault(line, {})[found[1]] = entry
                 if calls.get(found[1]) in value.entries and not self._lossy:
                     yield f"the call {found[1].decode()} waits twice"
                 calls[found[1]] = entry

@@ -61,7 +61,6 @@ OUT_OF_REACH = {
 """Defects that nothing in a world can show, and why; they are searched for only when they are named."""
 
 MISSED: dict[str, str] = {
-    "A service starves": "both services are seldom busy at once where a worker has one slot",
     "A stream is whole": "what is lost has been read nearly always",
     "Order in sessions: over kills": "few sessions have calls that wait in a worker that is killed",
     "Reaping": "few workers are killed while all slots of the others are taken",

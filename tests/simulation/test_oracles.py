@@ -181,6 +181,21 @@ def _is_refused_again_and_again(bench: Bench) -> None:
         bench.invariants.hear("XREAD", 7, 1.0 + number / 120, refused=True)
 
 
+def _takes_in_no_turns(bench: Bench, times: int = 4, *, between: Callable[[], None] = lambda: None) -> None:
+    """Let a worker take of the first of two streams alone, so many times."""
+    for name in ("q:chaos", "q:kept"):
+        bench.held("me")
+        bench.db.values[PREFIX + name.encode()] = Stream({(number, 0): [] for number in range(1, 20)}, (19, 0), {b"g": Group((1, 0))})
+    first: Any = bench.db.values[PREFIX + b"q:chaos"]
+    for number in range(times):
+        words = [PREFIX + b"q:chaos", PREFIX + b"q:kept", b"me", b"1"]
+        look = bench.invariants.watch(scripts.TAKE.name, 7, words)
+        first.groups[b"g"].last = (2 + number, 0)
+        assert look is not None
+        look()
+        between()
+
+
 def _keeps_anothers(bench: Bench) -> None:
     bench.held("you")
     bench.script(scripts.SAVE, "me", "0.x", "5", "1-0", does=lambda: bench.hash("pulse", t="x"), keys=4)
@@ -191,6 +206,20 @@ def _waits_twice(bench: Bench) -> None:
     stream = bench.db.make(PREFIX + b"q:chaos", Stream)
     stream.entries |= {(2, 0): [b"r", b'{"id":"c"}'], (3, 0): [b"r", b'{"id":"c"}']}
     bench.invariants.changed({PREFIX + b"q:chaos"})
+
+
+def _begins_before_its_turn(bench: Bench, *, ended: bool = False) -> None:
+    """Let a call of a session begin behind one that was made before it."""
+    bench.held("me")
+    stream = bench.db.make(PREFIX + b"q:chaos", Stream)
+    for number in (2, 3):
+        stream.entries[number, 0] = [b"r", b'{"id":"c%d","session":"s","ordered":true}' % number, b"d", b"1"]
+        stream.last = (number, 0)
+        bench.invariants.changed({PREFIX + b"q:chaos"})
+    if ended:
+        del stream.entries[2, 0]
+    bench.invariants.wrote(Begun(1.0, "a", 1, 7, "c3"))
+    bench.invariants.wrote(Left(1.0, "a", 1, 7, "done"))
 
 
 def _send(bench: Bench, frames: list[str], *, answer: bool) -> None:
@@ -225,6 +254,8 @@ BROKEN: dict[Callable[[Bench], None], str] = {
     _goes_round: "inside: the process 7 has sent publish/listen 101 times in a second",
     _is_refused_again_and_again: "inside: the process 7 has sent XREAD in vain 101 times in a second",
     _beats_too_seldom: "inside: chaos/me has beaten 1 times in 10000 ms",
+    _takes_in_no_turns: "inside: the process 7 took of other streams than q:kept 4 times in a row",
+    _begins_before_its_turn: "inside: attempt 1 of the call c3 began before the end of c2, which was made before it in its session",
     _keeps_anothers: "inside: me kept a snapshot after a call that it has not (entry 1-0)",
     _waits_twice: "inside: q:chaos: the call c waits twice",
     _two_scripts: "inside: the run r is in two scripts that were not answered, the second of them finish/finish",
@@ -361,6 +392,9 @@ def test_what_goes_on_as_promised_breaks_nothing() -> None:
         bench.invariants.hear(scripts.LISTEN.name, number % 2, 1.0 + number / 120, refused=False)
         bench.invariants.hear(scripts.FINISH.name, 7, 1.0, refused=False)
         bench.invariants.hear(scripts.PUBLISH.name, 7, 1.0, refused=True)
+    _takes_in_no_turns(bench, 9, between=lambda: bench.invariants.hear("XREADGROUP", 7, 1.0, refused=False))
+    _takes_in_no_turns(bench, 9, between=lambda: bench.invariants.wrote(Hit(1.0, "cut", 1.0, "", (7,))))
+    _begins_before_its_turn(bench, ended=True)
     bench.invariants.lose(broken_off=True)
     _no_ttl(bench)
     assert bench.found() == []

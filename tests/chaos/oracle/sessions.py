@@ -68,15 +68,19 @@ def is_about_state(case: Case, planned: Planned, failed: Ended) -> bool:
     """Return whether a call of a session whose state outlives its workers may have failed for its state.
 
     Its worker died when the snapshot had the call, and before its caller had the answer. Or the server lost the snapshot, or a worker
-    forgot it, since a call before this one was stopped. Or the server lost that the worker had the call, which then keeps no snapshot.
+    forgot it, since a call before this one was stopped. Or the server lost that the worker had the call, which then keeps no snapshot. Or
+    it had no room for one, while the session was used.
     """
     if failed.code == "answer_lost":
         return bool(case.executions(planned.work))
     if failed.code == "session_moved":
         return bool(case.executions(planned.work)) and (case.options.lossy or "group-destroy" in case.options.faults)
-    before = [ended for call in case.planned.values() if call.session == planned.session for ended in case.ended.get(call.key, ())]
+    calls = [call.key for call in case.planned.values() if call.session == planned.session]
+    before = [ended for key in calls for ended in case.ended.get(key, ())]
+    first = min(case.issued[key].at for key in calls if key in case.issued)
+    full = any("oom" in hit.what.lower() and first <= hit.until and hit.at <= failed.at for hit in case.history.of(Hit))
     stopped = any(not ended.success and ended.code != "session_lost" and ended.at <= failed.at for ended in before)
-    return failed.code == "session_lost" and (case.options.lossy or stopped)
+    return failed.code == "session_lost" and (case.options.lossy or stopped or full)
 
 
 def answers(planned: Iterable[Planned], ended: Iterable[Ended]) -> dict[str, list[Ended]]:
