@@ -35,7 +35,14 @@ class Registering:
         self.registry = Registry(bench.as_link, KEYS, SETTINGS)
         self.refusals: list[ToolbusError] = []
         bench.link.answers["HMGET"] = [None, None]
-        self.registration = WorkerRegistration(bench.as_link, KEYS, "mine", self.registry, bench.streams, self.doubt, self.refusals.append)
+        self.registration = WorkerRegistration(
+            bench.as_link, KEYS, "mine", self.registry, bench.streams,
+            on_doubt=self.doubt, on_refused=self.refusals.append, on_listed=self.listed,
+        )  # fmt: skip
+
+    def listed(self, service: str, why: str) -> None:
+        """Take note of it on the stream."""
+        self.bench.streams[service].unlisted = why
 
     def doubt(self) -> None:
         """Count."""
@@ -476,3 +483,12 @@ async def test_a_worker_can_step_behind_others(registering: Registering) -> None
     await registering.registration.step_back("pool")
     await registering.registration.register_again(["pool"])
     assert registering.starts == [0, 1, 1]
+
+
+@pytest.mark.parametrize("again", ["register", "step_back", "register_again"])
+async def test_whoever_registers_is_listed(registering: Registering, again: str) -> None:
+    """Also by a new revision, or behind others."""
+    registering.bench.stream.unlisted = "its lease was lost there"
+    what: Any = {"register": PUBLICATION, "step_back": "pool", "register_again": ["pool"]}[again]
+    await getattr(registering.registration, again)(what)
+    assert registering.bench.stream.unlisted == ""

@@ -87,9 +87,14 @@ class Beating:
             cast("Any", self),
             on_failed=lambda: self.said.append("failed"),
             on_paused=lambda *paused: self.said.append(("paused", *paused)),
+            on_listed=self.listed,
             on_missing=lambda services: self.said.append(("missing", services)),
             on_beaten=self.beats.append,
         )
+
+    def listed(self, service: str, why: str) -> None:
+        """Take note of it on the stream."""
+        self.bench.streams[service].unlisted = why
 
     def compare(self) -> None:
         """Compare the servers of the links."""

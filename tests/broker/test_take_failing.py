@@ -108,22 +108,37 @@ async def test_a_read_that_is_not_refused_starts_the_count_anew(taking: Taking) 
 
 
 async def test_a_worker_that_the_registry_does_not_list_is_told_that_it_failed(taking: Taking) -> None:
-    """It beats, and takes nothing; another service that is listed, and one that is paused, are no sign of that."""
+    """It beats, and takes nothing; another service that is listed, be it paused, does not end with it."""
     failing = Failing(taking)
     taking.two()
+    other = taking.bench.streams["other"]
     taking.bench.stream.unlisted = "OOM no memory"
     await failing.read(None)
-    assert taking.intake.trouble == ""
-    taking.bench.streams["other"].pause(True, 1.0)
-    reason = "it is not in the registry: OOM no memory"
+    other.pause(True, 1.0)
+    await failing.read(None)
+    await failing.read(None, after=40.0)
+    assert (taking.intake.trouble, failing.failures) == ("", [])
+    other.unlisted = "its lease was lost there"
+    reason = "pool is not in the registry: OOM no memory; other is not in the registry: its lease was lost there"
     await failing.read(None, after=40.0)
     await failing.read(None, after=29.9)
     assert (taking.intake.trouble, failing.failures) == (reason, [])
     await failing.read(None, after=0.2)
     assert failing.failures == [f"no requests could be taken for 30 s: {reason}"]
-    taking.bench.stream.unlisted = ""
+    taking.bench.stream.unlisted = other.unlisted = ""
     await failing.read(None)
     assert (taking.intake.trouble, len(failing.failures)) == ("", 1)
+
+
+async def test_what_was_missed_before_a_pause_is_not_counted_after_it(taking: Taking) -> None:
+    """A worker of paused services does nothing wrong, unless its lease has ended."""
+    failing = Failing(taking)
+    for unlisted, paused, after in (("lost", False, 0.0), ("", True, 1.0), ("lost", True, 40.0), ("lost", True, 29.9)):
+        taking.bench.stream.unlisted, taking.bench.stream.paused = unlisted, paused
+        await failing.read(None, after=after)
+    assert failing.failures == []
+    await failing.read(None, after=0.2)
+    assert len(failing.failures) == 1
 
 
 @pytest.mark.parametrize("answer", ["MISCONF no disk", "OOM no memory", "NOGROUP no such group"])

@@ -115,6 +115,16 @@ async def test_messages_of_other_types_are_ignored(waking: Waking, part: Any) ->
     assert waking.bench.listener.cancelled == []
 
 
+async def test_a_lease_that_is_lost_or_there_again_is_known_once(waking: Waking) -> None:
+    """A read that waits ends, since it is for other streams than the next one; what was handed back meanwhile is taken."""
+    for why, said in (("lost", ["interrupt"]), ("OOM", []), ("", ["interrupt", ("back", "pool")]), ("", [])):
+        waking.said.clear()
+        waking.channel.listed("pool", why)
+        waking.channel.listed("other", why)
+        await waking.bench.settle()
+        assert (waking.bench.stream.unlisted, waking.said) == (why, said)
+
+
 async def test_a_pause_is_known_once_and_lifted_by_later_news_alone(waking: Waking) -> None:
     """Taking stops and starts at once; what was handed back during the pause is taken then."""
     assert await waking.hear("pause pool") == ["interrupt"]

@@ -82,6 +82,18 @@ async def test_a_deleted_registry_comes_back(canary: Canary) -> None:
     await healed(canary, before)
 
 
+async def test_a_worker_registers_again_in_a_full_memory(canary: Canary) -> None:
+    """Workers are what empties it, so one that has lost its lease has another."""
+    before = tables(canary)
+    canary.client.config_set("maxmemory", 1)
+    try:
+        canary.client.delete(canary.keys.live)
+        await whole(canary, before)
+    finally:
+        canary.client.config_set("maxmemory", 0)
+    await healed(canary, before)
+
+
 @pytest.mark.parametrize("name", some(["services"], ["services", "instances", "meta", "fence"]))
 async def test_deleted_fields_come_back(canary: Canary, name: str) -> None:
     """One after the other; but a single name that is missing was freed for another owner."""

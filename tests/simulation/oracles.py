@@ -150,7 +150,9 @@ def _starving(case: Case) -> Iterator[Violation]:
     for key, records in case.begun.items():
         for one, following in pairwise(records):
             gone = case.exits.get(one.pid)
-            if one.call != following.call or gone is None or gone.at > following.at:
+            # A suspect waits for a worker that has nothing else to run.
+            alone = following.attempt >= case.options.max_deliveries - 1
+            if one.call != following.call or gone is None or gone.at > following.at or alone:
                 continue
             # Those that died since may have taken it over before, and begun it as little.
             since = deaths[bisect(deaths, following.at) - 1] + 3 * case.options.lease

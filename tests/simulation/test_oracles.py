@@ -342,6 +342,15 @@ def test_a_state_that_was_lost_may_be_older_than_the_one_before() -> None:
     assert _judged(records, stays | {"faults": ("flushall",)}) == []
 
 
+def test_a_suspect_may_wait_for_an_idle_worker() -> None:
+    """It runs alone, so other calls begin and end before it; one with attempts left goes on beside them."""
+    [(told, (records, about))] = [each for each in RUNS.items() if "waited for another worker" in each[0]]
+    third, fourth = (
+        [msgspec.structs.replace(each, attempt=number) if each is _KILLED[2] else each for each in records] for number in (3, 4)
+    )
+    assert (_judged(third, about), _judged(fourth, about)) == ([told], [])
+
+
 def test_a_call_that_a_dead_worker_took_may_wait_for_its_lease() -> None:
     """Calls of other services go on meanwhile, and none of them is served before its turn."""
     [(told, (records, about))] = [each for each in RUNS.items() if "of another service" in each[0]]

@@ -131,6 +131,16 @@ def test_a_worker_that_may_not_take_requests_says_so() -> None:
     assert fault.found == f"the worker w of pool can take no requests: {trouble}; give its user the rights of `toolbus secure acl worker`"
 
 
+def test_a_worker_tells_of_which_service_it_may_not_take_requests() -> None:
+    """It serves others as well, so the one that the registry refuses is named with the reason."""
+    seen = seen_with(tools=(ToolStatistics("pool", "work"),))
+    services = (ServedService("pool"), ServedService("right", unlisted="right belongs to 'other'"))
+    seen.statistics = Statistics({"w": InstanceAnswer("w", services=services)}, {})
+    [fault] = faults_of(seen)
+    assert (fault.check, fault.state) == ("worker", "fail")
+    assert fault.found == "the worker w can take no requests of right, which is not in the registry: right belongs to 'other'"
+
+
 def test_who_lost_its_last_worker_is_told_what_a_stopped_process_needs() -> None:
     """It is named for a day with when that was, whether calls wait or not."""
     found = {each.check: each.found for each in faults_of(seen_with()) if each.check in {"service", "down"}}

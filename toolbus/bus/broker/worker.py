@@ -148,6 +148,7 @@ class BeatEffects(msgspec.Struct, eq=False):
         streams: the request streams by service, read afresh at each beat.
         on_failed: called when a beat failed.
         on_paused: called with a service, whether it is paused, and the local monotonic time at which that was asked.
+        on_listed: called with a service, and why the registry has no lease of this worker for it; empty when it has one.
         on_missing: called with the services in which the registry has lost this worker.
         on_beaten: called with the local monotonic time at which a beat was sent that succeeded.
     """
@@ -158,6 +159,7 @@ class BeatEffects(msgspec.Struct, eq=False):
     mastership: Mastership
     on_failed: Callable[[], None]
     on_paused: Callable[[str, bool, float], None]
+    on_listed: Callable[[str, str], None]
     on_missing: Callable[[list[str]], None]
     on_beaten: Callable[[float], None]
 
@@ -173,9 +175,9 @@ class BeatEffects(msgspec.Struct, eq=False):
         missing = [member.partition("/")[0] for member in beat.missing]
         for service, stream in self.streams.items():
             if service in missing:
-                stream.unlisted = stream.unlisted or "its lease was lost there"
+                self.on_listed(service, stream.unlisted or "its lease was lost there")
             elif service in beat.renewed:
-                stream.unlisted = ""
+                self.on_listed(service, "")
             if service in beat.paused:
                 self.on_paused(service, beat.paused[service], beat.asked)
             if service in beat.renewed:
@@ -224,7 +226,16 @@ class WorkerSteps:
         registry = Registry(link, keys, settings)
         self.ownership = Ownership(link, keys, settings.lease, instance, listener.sessions)
         self.snapshots = Snapshots(link, keys, self.ownership)
-        self.registration = WorkerRegistration(link, keys, instance, registry, self.streams, self.ownership.doubt, listener.on_failed)
+        self.registration = WorkerRegistration(
+            link,
+            keys,
+            instance,
+            registry,
+            self.streams,
+            on_doubt=self.ownership.doubt,
+            on_refused=listener.on_failed,
+            on_listed=self._listed,
+        )
         # Finish.
         self.outbox = Outbox(
             link,
@@ -292,7 +303,8 @@ class WorkerSteps:
             # One of the keys may be of a wrong type.
             on_failed=self.key_repair.request,
             on_paused=self.wake.pause,
-            on_missing=self._missed,
+            on_listed=self.wake.listed,
+            on_missing=self._register_again,
             on_beaten=self.intake.beaten,
         )
         self.leases = LeaseThread(
@@ -390,10 +402,8 @@ class WorkerSteps:
         if self.registration.active:
             self.links.start(self.registration.register_again(services))
 
-    def _missed(self, services: list[str]) -> None:
-        # A read that waits would still take what comes for them.
-        self.intake.interrupt()
-        self._register_again(services)
+    def _listed(self, service: str, why: str) -> None:
+        self.wake.listed(service, why)
 
     def _keys_deleted(self) -> None:
         # They may have been a part of the registration.

@@ -175,6 +175,11 @@ def _troubled(seen: Seen) -> Iterable[str]:
             services = one_line(", ".join(each.id for each in answer.services), 200)
             allow = "; give its user the rights of `toolbus secure acl worker`" if "NOPERM" in answer.trouble else ""
             yield f"the worker {answer.instance} of {services} can take no requests: {one_line(answer.trouble, 300)}{allow}"
+            continue
+        for each in answer.services:
+            if each.unlisted:
+                why = one_line(each.unlisted, 300)
+                yield f"the worker {answer.instance} can take no requests of {one_line(each.id, 200)}, which is not in the registry: {why}"
 
 
 def _silent(seen: Seen) -> dict[str, list[str]]:

@@ -224,6 +224,7 @@ class WorkerRegistration(msgspec.Struct, eq=False):
         streams: the request streams by service.
         on_doubt: called when the registry has lost this worker, which may have lost its sessions, too.
         on_refused: called when this process may not serve the namespace any more.
+        on_listed: called with a service, and why the registry has no lease of this worker for it; empty when it has one.
     """
 
     link: Link
@@ -233,6 +234,7 @@ class WorkerRegistration(msgspec.Struct, eq=False):
     streams: Mapping[str, RequestStream]
     on_doubt: Callable[[], None]
     on_refused: Callable[[ToolbusError], None]
+    on_listed: Callable[[str, str], None]
     active: bool = True
     _published: dict[str, Published] = {}
     _missing: dict[str, None] = {}
@@ -246,6 +248,7 @@ class WorkerRegistration(msgspec.Struct, eq=False):
             BrokerError: the server could not be asked.
         """
         answer = await self.registry.register(publication, self.instance, 0)
+        self.on_listed(publication.service.id, "")
         self._published[publication.service.id] = Published(publication, answer.start)
         others = await self.registry.compare(publication.service.id, self.instance, origin) if origin else []
         if others:
@@ -267,6 +270,7 @@ class WorkerRegistration(msgspec.Struct, eq=False):
         """
         published = self._published[service]
         published.start = (await self.registry.register(published.publication, self.instance, _FIRST_START)).start
+        self.on_listed(service, "")
 
     async def unregister(self, *, died: bool = False) -> None:
         """Take every service of this instance out of the registry; it leaves, or ``died`` of a failure.
@@ -339,8 +343,8 @@ class WorkerRegistration(msgspec.Struct, eq=False):
             else:
                 published.start = answer.start
                 if service in self.streams:
-                    self.streams[service].unlisted = ""
                     self.streams[service].fence_is(answer.generation, answer.counter)
+                self.on_listed(service, "")
                 telemetry.log.warning("service.registered_again", service=service)
                 if not self.active:
                     await self.registry.unregister([f"{service}/{self.instance}"])
@@ -349,7 +353,7 @@ class WorkerRegistration(msgspec.Struct, eq=False):
         """Take note of why a service is still missing; one of whose registration only a part was lost has its lease."""
         stream = self.streams.get(service)
         if stream is not None and stream.unlisted:
-            stream.unlisted = str(error)
+            self.on_listed(service, str(error))
 
     async def register_missing(self) -> None:
         """Register the services again of whose registration something was lost; a beat looks at the lease alone.

@@ -13,7 +13,7 @@ from toolbus.bus.broker.protocols import WorkerListener
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.reading import MOST_DOCUMENT
-from toolbus.bus.broker.statistics.answers import InstanceAnswer, ToolStatistics
+from toolbus.bus.broker.statistics.answers import InstanceAnswer, ServedService, ToolStatistics
 from toolbus.bus.broker.take.requests import RequestStream
 from toolbus.bus.broker.transport.command import Reply
 from toolbus.bus.broker.transport.link import Link
@@ -64,14 +64,13 @@ class Answering(msgspec.Struct, eq=False):
 
     def _statistics(self, now: float) -> InstanceAnswer:
         found = self.listener.answer()
-        paused = {each.service for each in self.streams.values() if each.paused}
         link = self.link.statistics()
         return msgspec.structs.replace(
             found,
             instance=self.instance,
             started=self.clock.server_time(self._began),
             uptime=now - self._began,
-            services=tuple(msgspec.structs.replace(each, paused=each.id in paused) for each in found.services),
+            services=tuple(map(self._served, found.services)),
             tools=with_retaken(found.tools, self.upkeep.retaken),
             calls=tuple(
                 msgspec.structs.replace(each, since=self.clock.server_time(each.since)) if each.since else each for each in found.calls
@@ -80,6 +79,12 @@ class Answering(msgspec.Struct, eq=False):
             connects=link.connects,
             trouble=shortened(self.trouble(), _MOST_TROUBLE),
         )
+
+    def _served(self, service: ServedService) -> ServedService:
+        stream = self.streams.get(service.id)
+        if stream is None:
+            return service
+        return msgspec.structs.replace(service, paused=stream.paused, unlisted=shortened(stream.unlisted, _MOST_TROUBLE))
 
 
 def with_retaken(tools: Sequence[ToolStatistics], retaken: Mapping[tuple[str, str], int]) -> tuple[ToolStatistics, ...]:

@@ -69,12 +69,16 @@ class ToolStatistics(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class ServedService(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A service that a worker serves: its queue, the digest of what was published, and how many sessions of it are open."""
+    """A service that a worker serves: its queue, the digest of what was published, and how many sessions of it are open.
+
+    ``unlisted`` says why the registry has no lease of the worker for it; it is empty while it has one.
+    """
 
     id: str
     queue: str = ""
     digest: str = ""
     paused: bool = False
+    unlisted: str = ""
     sessions: _Count = 0
 
 

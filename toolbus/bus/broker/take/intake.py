@@ -226,9 +226,11 @@ class Intake:
 
     @property
     def _unlisted(self) -> str:
-        """Why the registry lists this worker for no service that it could serve; empty while it lists one."""
-        streams = [stream for stream in self._streams.values() if not (stream.paused or stream.leaving)]
-        return f"it is not in the registry: {streams[0].unlisted}" if streams and all(stream.unlisted for stream in streams) else ""
+        """Why the registry lists this worker for no service; empty while it lists one, be it paused."""
+        streams = [stream for stream in self._streams.values() if not stream.leaving]
+        if not streams or not all(stream.unlisted for stream in streams):
+            return ""
+        return "; ".join(f"{stream.service} is not in the registry: {stream.unlisted}" for stream in streams)
 
     @property
     def _has_no_lease(self) -> bool:
@@ -325,8 +327,11 @@ class Intake:
         """Wait a moment before the next try, and take in why nothing can be taken."""
         if may_read and not self._links.blocking.connected:
             self._miss_connection()
-        elif not may_read and (why := self._unlisted):
-            self._miss(why)
+        elif not may_read and self._unlisted:
+            self._miss(self._unlisted)
+        elif not may_read and not self._has_no_lease:
+            # All are paused, and nothing else is in the way.
+            self._failing.since = None
         await self.pause()
 
     async def _restore(self, batch: Batch) -> None:

@@ -82,6 +82,17 @@ class WakeChannel(msgspec.Struct, eq=False):
                 self.start(self.upkeep.take_back(stream))
             self.intake.interrupt()
 
+    def listed(self, service: str, why: str) -> None:
+        """Take in why the registry has no lease of this worker for a service; empty when it has one."""
+        stream = self.streams.get(service)
+        if stream is None or stream.unlisted == why:
+            return
+        news, stream.unlisted = bool(stream.unlisted) != bool(why), why
+        if news:
+            if not why:
+                self.start(self.upkeep.take_back(stream))
+            self.intake.interrupt()
+
     def receive(self, message: list[Any]) -> None:
         """Take in a message that the server pushed: ``[kind, channel, payload]``. What can't be read is logged."""
         if len(message) != 3 or message[0] != b"message":

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- include streams/_streams
 -- include registry/_registry
 -- Publish a service and its tools for one instance: all of it, or nothing when a name belongs to another owner.
