@@ -8,9 +8,14 @@ import logging
 from typing import Any
 
 import pytest
+import redis
 
 from tests.contract import Place
+from tests.servers import eventually
 from toolbus import Blob, ConfigurationError, Progress, ToolError, ToolResult, ToolService, invocation, tool
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.values.envelope import Frame, encode, join_frames
 from toolbus.bus.values.events import Finished, Started, Text
 
 pytestmark = pytest.mark.anyio
@@ -368,3 +373,29 @@ async def test_neither_arguments_nor_results_are_logged(place: Place, caplog: py
     assert "call.finished" in caplog.text
     assert "call.failed" in caplog.text
     assert "a-secret-text" not in caplog.text
+
+
+@tool(effect="read", service="told")
+async def tell() -> str:
+    """Tell a story."""
+    return "Once upon a time."
+
+
+@pytest.mark.parametrize(("epoch", "attempt"), [(0, 3), (2, 1)])
+async def test_a_call_that_was_cut_off_is_purged(place: Place, epoch: int, attempt: int) -> None:
+    """It waits for its next run; its caller has frames of earlier ones, and takes the end for the newest."""
+    keys = Keys(place.settings.namespace)
+    async with place.serving(tell, role="operator") as bus, Admin(place.settings) as admin:
+        with redis.Redis.from_url(place.settings.url) as client:
+            await admin.pause("told")
+            client.hset(keys.fence("told"), "generation", f"{epoch}.a")
+            async with bus.stream("tell", timeout=20.0) as call:
+                await eventually(lambda: client.xlen(keys.queue("told")))
+                assert call.request is not None
+                frame = Frame(call.request.id, "run", attempt, 0, "text", "Once upon", epoch=epoch)
+                client.xadd(keys.replies(bus.agent), {"f": join_frames([encode(frame)])})
+                assert await anext(aiter(call)) == "Once upon"
+                assert await admin.purge("told") == 1
+                result = await call.result()
+    assert result.error is not None
+    assert (result.error.code, result.output) == ("purged", "Once upon")

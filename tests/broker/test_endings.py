@@ -12,7 +12,7 @@ from tests.broker.fakes import FENCE, KEYS
 from tests.broker.finishing import Finishing
 from tests.broker.observing import Observed, waits
 from toolbus.bus.broker.lease.dead_letters import DEAD_LETTER_LIMIT, FreedKey
-from toolbus.bus.broker.take.requests import BadEntry
+from toolbus.bus.broker.take.requests import BadEntry, epoch_of
 from toolbus.bus.values.envelope import decode_frames, encode, join_frames, share_digest
 from toolbus.bus.values.results import ErrorInfo
 
@@ -156,6 +156,7 @@ async def test_a_request_that_can_not_be_read_becomes_a_dead_letter(finishing: F
         assert args[10] == KEYS.replies("agent")
         [frame], _ = decode_frames(args[11], limit=10_000)
         assert (frame.id, frame.attempt, frame.kind, frame.end_of_stream, frame.worker) == ("call-1", 2, "end", True, "mine")
+        assert frame.epoch == epoch_of(bad.fence.generation)
         assert frame.error == ErrorInfo("invalid_arguments", "malformed_request", "no JSON")
     finishing.endings.set_aside(finishing.bench.stream, bad)
     assert finishing.endings.malformed == 2

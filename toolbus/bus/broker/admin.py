@@ -28,6 +28,7 @@ from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.reading import integer, shown, skipping, text
 from toolbus.bus.broker.statistics.asking import PATIENCE, Statistics, ask
 from toolbus.bus.broker.statistics.recent import RecentCall, after, newest
+from toolbus.bus.broker.take.requests import epoch_of
 from toolbus.bus.broker.transport.command import ReplyError, fields_of, info_fields
 from toolbus.bus.broker.transport.connection import Connector, ServerInfo
 from toolbus.bus.broker.transport.links import ProbingLink, ShortLink, pages, scan, scan_hash, server_ms
@@ -212,11 +213,15 @@ class Admin:
 
     async def purge(self, service: str) -> int:
         """Remove what is queued for a service and not running; each caller is answered ``cancelled``. Returns how many."""
-        stream = self._keys.queue(await self.queue(service))
-        removed = 0
+        queue = await self.queue(service)
+        stream, removed = self._keys.queue(queue), 0
+        generation = await self._link.execute("HGET", self._keys.fence(queue), "generation", repeatable=True)
+        # Callers ignore a frame that is older than what they have of a run, however often that was cut off.
+        epoch = epoch_of(generation or b"") + 1
         async for entries in pages(self._link, stream, _PAGE):
             # One write and one round trip a page; each script stays short.
-            removed += sum(await asyncio.gather(*(self._purge(stream, entry, fields_of(flat).get(b"r", b"")) for entry, flat in entries)))
+            found = ((entry, fields_of(flat).get(b"r", b"")) for entry, flat in entries)
+            removed += sum(await asyncio.gather(*(self._purge(stream, entry, document, epoch) for entry, document in found)))
         return removed
 
     async def items(self, prefix: str = "") -> dict[str, bytes]:
@@ -450,14 +455,14 @@ class Admin:
     async def _wake(self, service: str, word: str) -> None:
         await self._link.execute("PUBLISH", self._keys.wake(await self.queue(service)), f"{word} {service}")
 
-    async def _purge(self, stream: str, entry: bytes, document: bytes) -> int:
+    async def _purge(self, stream: str, entry: bytes, document: bytes, epoch: int) -> int:
         replies, frames, call = "", b"", ""
         found = address(document)
         if found is not None:
             call, agent = found
             error = ErrorInfo("cancelled", "purged", "an operator purged the queue before the call ran")
             replies = self._keys.replies(agent)
-            frames = join_frames([encode(Frame(call, new_run(), kind="end", end_of_stream=True, error=error))])
+            frames = join_frames([encode(Frame(call, new_run(), kind="end", end_of_stream=True, error=error, epoch=epoch))])
         # The fence and the dead letters are not looked at.
         keys: tuple[str, ...] = (stream, stream, stream)
         request = self._shared(document)

@@ -13,7 +13,7 @@ from toolbus.bus.broker.held.confirmations import DeadlineNotes
 from toolbus.bus.broker.lease.dead_letters import Burial, FreedKey, bury
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.take.requests import BadEntry, Delivery, Fence, RequestStream, common_fence, entries_of
+from toolbus.bus.broker.take.requests import BadEntry, Delivery, Fence, RequestStream, common_fence, entries_of, epoch_of
 from toolbus.bus.broker.take.sessions import Ownership
 from toolbus.bus.broker.transport.command import REFUSES_ALL, Patience, Reply, ReplyError
 from toolbus.bus.broker.transport.link import Link
@@ -559,6 +559,7 @@ class Endings(msgspec.Struct, eq=False):
             call, agent = bad.address
             error = ErrorInfo("invalid_arguments", "malformed_request", bad.reason)
             frame = Frame(call, new_run(), bad.attempt, kind="end", end_of_stream=True, error=error, worker=self.instance)
+            frame.epoch = epoch_of(bad.fence.generation)
             replies, frames = self.keys.replies(agent), join_frames([encode(frame)])
         bury(self.link, stream, Burial(bad.entry, bad.fence, "malformed", bad.attempt, bad.reason, bad.document, replies, frames))
 
