@@ -381,14 +381,15 @@ def test_a_worker_that_is_killed_as_it_counts_an_attempt_has_used_it(where: str,
     assert any(what.startswith("tool_error/max_deliveries") for what in found) is not right
 
 
-@pytest.mark.parametrize(("died", "right"), [(True, True), (False, False)])
-def test_a_caller_waits_for_an_answer_to_the_question_of_a_dead_worker(died: bool, right: bool) -> None:
-    """Its time stands still until the call is run again; where nobody died it has a deadline."""
+@pytest.mark.parametrize(("why", "right"), [("died", True), ("client-pause", True), ("kill", False)])
+def test_a_caller_waits_for_an_answer_to_the_question_of_a_dead_worker(why: str, right: bool) -> None:
+    """Its time stands still until the call is run again, or the server can be asked; where nothing keeps the answer it has a deadline."""
     ask = Planned("a0-000000", 0, "ask", {"key": "a0-000000"}, 0.0, 2.0)
-    first = Exited(1.5, "worker", WORKER + 1, -9, True) if died else Left(1.5, ask.key, 1, WORKER + 1, "ToolError")
+    first = Exited(1.5, "worker", WORKER + 1, -9, True) if why == "died" else Left(1.5, ask.key, 1, WORKER + 1, "ToolError")
     records = [Issued(1.0, ask.key, AGENT), Begun(1.1, ask.key, 1, WORKER + 1), first]
     records += [Begun(9.0, ask.key, 2, WORKER), Left(9.1, ask.key, 2, WORKER, "done")]
     records.append(Ended(9.2, ask.key, "id", AGENT, 1.0, True, f"{ask.key}:allowed", attempts=2))
+    records.append(Hit(2.0, "kill" if why == "died" else why, 3.0, ""))
     found = judge(OPTIONS, [ask], History(records))
     assert (not any(each.what == "it ended 6.2 s after its deadline" for each in found)) is right
 

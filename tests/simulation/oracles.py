@@ -257,8 +257,9 @@ class Invariants:
         self._last_beat: int | None = None
         self._quiet_until = 0
         # When the server heard of each process last, and until when that is to trust no lease that has ended (ms).
-        self._heard: dict[int, int] = {}
-        self._distrusts: dict[int, int] = {}
+        # It hears the time in beats, and in others' answers, which a worker that calls tools may keep for that alone.
+        self._heard: dict[tuple[int, bool], int] = {}
+        self._distrusts: dict[tuple[int, bool], int] = {}
         # The newest entry that each request stream had when the server lost something, and until when it may not know of a silence (ms).
         self._lost: dict[bytes, Id] = {}
         self._unsure_until = 0
@@ -319,17 +320,18 @@ class Invariants:
         elif isinstance(record, Left):
             self._running[record.pid] -= 1
 
-    def tell_time(self, pid: int) -> None:
-        """Take note that a process that beats hears the server's time, also by other ways than a beat."""
+    def tell_time(self, pid: int, *, beat: bool = False) -> None:
+        """Take note that a process that beats hears the server's time, by a ``beat`` or by another way."""
         now = self._db.now()
-        if pid not in self._heard:
-            return
-        if now < self._heard[pid]:
-            # The clock was set back, and what was noted lies too far ahead.
-            self._distrusts.pop(pid, None)
-        if now - self._heard[pid] > self._lease + 200:
-            self._distrusts[pid] = now + self._lease // 2
-        self._heard[pid] = now
+        for way in ((pid, False), (pid, True))[: 1 + beat]:
+            if way not in self._heard:
+                continue
+            if now < self._heard[way]:
+                # The clock was set back, and what was noted lies too far ahead.
+                self._distrusts.pop(way, None)
+            if now - self._heard[way] > self._lease + 200:
+                self._distrusts[way] = now + self._lease // 2
+            self._heard[way] = now
 
     def hear(self, name: str, pid: int, now: float, *, refused: bool) -> None:
         """Take note that a process has sent a command or script, at this time (s), and whether the server has refused it.
@@ -359,7 +361,8 @@ class Invariants:
             self._hear_beat(pid, [word for word in words if b"/" in word])
             return None
         if script == scripts.UNREGISTER.name:
-            return self._sweeping() if b"ended" in words and self._db.now() < self._distrusts.get(pid, 0) else None
+            distrusts = all(self._db.now() < self._distrusts.get((pid, beat), 0) for beat in (False, True))
+            return self._sweeping() if b"ended" in words and distrusts else None
         if script == scripts.SAVE.name:
             return self._saving(words)
         if script == scripts.TAKE.name:
@@ -538,8 +541,9 @@ class Invariants:
 
     def _hear_beat(self, pid: int, members: list[bytes]) -> None:
         now, last = self._db.now(), self._last_beat
-        self._heard.setdefault(pid, now)
-        self.tell_time(pid)
+        self._heard.setdefault((pid, False), now)
+        self._heard.setdefault((pid, True), now)
+        self.tell_time(pid, beat=True)
         if self._undisturbed and members:
             began, count = self._beats.setdefault(members[0], (now, 0))
             self._beats[members[0]] = (began, count + 1)

@@ -427,6 +427,20 @@ def test_a_worker_distrusts_by_its_own_clock(stands: bool) -> None:
     assert bench.found() == []
 
 
+def test_the_agent_of_a_worker_hears_the_time_for_itself() -> None:
+    """A clock that was set back and forth between two beats is news to the one that has asked for the time meanwhile, and to no other."""
+    bench = Bench()
+    bench.now = 10_000
+    bench.lives("chaos/you")
+    bench.script(scripts.BEAT)
+    bench.now = 1_000
+    bench.invariants.tell_time(7)
+    bench.now = 10_100
+    bench.script(scripts.BEAT)
+    bench.script(scripts.UNREGISTER, "ended", does=lambda: bench.db.remove(PREFIX + b"live"))
+    assert bench.found() == []
+
+
 @pytest.mark.parametrize("break_it", [_ends_anothers, _renews_anothers, _leaves_the_fence, _keeps_anothers])
 def test_only_what_was_there_is_excused_when_the_server_loses_something(break_it: Callable[[Bench], None]) -> None:
     """A move that was lost may be made again by whoever had the entry; one of an entry that came later may not."""

@@ -14,8 +14,8 @@ from tests.chaos.schedule import PURGE
 
 # Their handlers call others or ask somebody, and pass on how that ended.
 _CALLING = frozenset({"nested", "deep", "ask"})
-# A connection carries nothing more, and nobody is told.
-_SILENCES = frozenset({"half-open", "partition"})
+# A connection carries nothing more, and nobody is told; or the server answers nothing else than that it does not.
+_SILENCES = frozenset({"half-open", "partition", "client-pause"})
 
 
 def ends(case: Case) -> Iterator[Violation]:
@@ -39,8 +39,8 @@ def deadlines(case: Case) -> Iterator[Violation]:
     for key, records in case.ended.items():
         died = [case.over(run) for run in case.begun.get(case.planned[key].work, ()) if case.left(run) is None]
         for ended in records:
-            # Where the server lost the question, the connection the answer, or a worker died as it asked, the caller waits as long as an
-            # answer may take.
+            # Where the server lost the question or refuses to be asked, the connection lost the answer, or a worker died as it asked, the
+            # caller waits as long as an answer may take.
             unheard = any(ended.began < at < ended.at for at in (*silences, *died))
             if case.planned[key].tool == "ask" and (case.options.lossy or unheard):
                 continue
