@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from tests.chaos import plan
 from tests.chaos.agent import count, make_calls, still_to_make
 from tests.chaos.history import Agent, AnyRecord, Exited, History, Hit, Key, Queue, Started, State
 from tests.chaos.oracle import Violation
@@ -44,6 +45,7 @@ _AGAIN = 0.2
 STEPS = (*(script.name for script in scripts.ALL), "XREADGROUP", "XREAD")
 """The steps of the protocol, by the names of their scripts and commands."""
 _STEPS = frozenset(STEPS)
+_TOOLS = frozenset({*plan.ORDINARY, *plan.POISON, "ask", "revised"})
 
 _SOURCES = {script.source.encode(): script.name for script in scripts.ALL}
 _SCRIPTS = {script.sha.encode(): script.name for script in scripts.ALL}
@@ -351,7 +353,7 @@ class Driver:
         if any(call.tool == "ask" for call in self.scenario.calls):
             self._people[0] = self._begin("person", self._allow)
         async with asyncio.TaskGroup() as faults:
-            for number, fault in enumerate(self.scenario.faults):
+            for number, fault in enumerate(sorted(self.scenario.faults, key=lambda fault: fault.at)):
                 await asyncio.sleep(max(0.0, self._start + fault.at - self.world.loop.now))
                 faults.create_task(self._apply(fault, Random(f"{self.options.seed} fault {number} {fault.kind}")))
         self.world.note("faults are over")
@@ -400,7 +402,8 @@ class Driver:
         what, pids = await KINDS[fault.kind].apply(self, fault, random) or ("nobody was there", ())
         # What follows within a lease meets it too: those that were cut off come back.
         self.world.loop.call_later(self.options.lease, self._under_way.subtract, [fault.kind], context=self.world.context)
-        at = f" at {fault.step}" if fault.step else ""
+        # One that meets a command says itself which.
+        at = f" at {fault.step}" if fault.step and fault.kind not in AT_COMMANDS else ""
         self.journal.write(Hit(began, KINDS[fault.kind].taken_for, self.world.loop.now, f"{fault.kind} {what}{at}", pids))
 
     def _soon(self, again: Callable[[int], None], index: int) -> None:
@@ -549,7 +552,15 @@ class Driver:
 
 
 def run(scenario: Scenario, *, traced: bool = True) -> Outcome:
-    """Run a scenario in a world of its own; see ``Driver``."""
+    """Run a scenario in a world of its own; see ``Driver``.
+
+    Raises:
+        ValueError: a fault waits for a step, or a call is of a tool, that there is not.
+    """
+    if unknown := {fault.step for fault in scenario.faults if fault.step} - _STEPS:
+        raise ValueError(f"there is no step {min(unknown)!r}: it is one of {', '.join(sorted(_STEPS))}")
+    if tools := {call.tool for call in scenario.calls} - _TOOLS:
+        raise ValueError(f"there is no tool {min(tools)!r}: it is one of {', '.join(sorted(_TOOLS))}")
     return Driver(scenario, traced=traced).run()
 
 

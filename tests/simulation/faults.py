@@ -28,6 +28,14 @@ class Aimed(Fault, frozen=True):
     step: str = ""
     nth: int = 0
 
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"there is no fault {self.kind!r}: it is one of {', '.join(sorted(KINDS))}")
+        if not 0 <= self.pick < 1:
+            raise ValueError(f"pick is from 0 to 1, and not {self.pick}")
+        if bool(self.step) != (self.nth > 0):
+            raise ValueError("a fault that waits for a step has an nth of 1 or more, and no other has one")
+
 
 What = tuple[str, tuple[int, ...]] | None
 """A fault as it was applied: in words, and to which processes; None when nobody was there."""

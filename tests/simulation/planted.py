@@ -75,11 +75,14 @@ _FOUND = re.compile(r"^found after ([^\n]*)$.*?^VIOLATION ([^\n]*)$.*^seed (\d+)
 
 def main() -> int:
     """Plant the defects that are named, or all within reach; return how many were not found that should be."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation.planted")
-    parser.add_argument("names", nargs="*", help="defects; all within reach without any")
-    parser.add_argument("--seconds", type=float, default=1200.0, help="how long each is searched for")
-    parser.add_argument("--first", type=int, default=1, help="the first seed of each search")
+    about = f"{main.__doc__} They are: {'; '.join(PLANTED)}."
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.planted", description=about)
+    parser.add_argument("names", nargs="*", help="defects; all within reach without any, which may take hours")
+    parser.add_argument("--seconds", type=float, default=1200.0, help="how long each is searched for (%(default)s)")
+    parser.add_argument("--first", type=int, default=1, help="the first seed of each search (%(default)s)")
     chosen = parser.parse_args()
+    if unknown := [name for name in chosen.names if name not in PLANTED]:
+        parser.error(f"there is no planted defect {unknown[0]!r}; --help names them")
     names, missed = chosen.names or [name for name in PLANTED if name not in OUT_OF_REACH], 0
     print("| Planted defect | Found after | By |\n|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +116,7 @@ def _search(tree: Path, defect: Mutant, first: int, seconds: float) -> tuple[str
             return f"its first seed, from {first} on", (searched.stderr.strip().splitlines() or ["the simulation failed"])[-1]
         first = int(match[3]) + 1
         if _simulate(tree, "--seed", match[3], seconds=seconds).returncode == 0:
-            found = f"{match[1]} (seed {match[3]})", match[2]
+            found = match[1], match[2]
         else:
             print(f"seed {match[3]} breaks a promise without any planted defect", file=sys.stderr, flush=True)
     return found

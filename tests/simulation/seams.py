@@ -70,6 +70,11 @@ class _Datetime(datetime.datetime):
         return super().now(tz) if world is None else cls.fromtimestamp(world.wall(), tz)
 
 
+def leave(status: int) -> None:
+    """End the program itself, at once, also while a world runs."""
+    _end(status)
+
+
 def _exit(status: int) -> None:
     """End the process whose code runs; the step that it is in goes on, but nobody hears of it."""
     if world is None:

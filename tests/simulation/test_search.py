@@ -7,13 +7,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from tests.chaos.history import History
 from tests.chaos.oracle import Violation
+from tests.chaos.plan import Planned
 from tests.simulation import program, shrink
 from tests.simulation.driver import STEPS, Outcome
+from tests.simulation.driver import run as simulate
 from tests.simulation.faults import Aimed
 from tests.simulation.scenario import Scenario, draw, near
 
@@ -93,3 +96,57 @@ def test_the_coverage_names_what_met_no_fault() -> None:
     assert "- held/routes: no gateways take part." in found
     assert "- publish/cancel: not in this search." in found
     assert "- publish/publish has not met" in found
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--file", "nowhere.json"], "No such file or directory: 'nowhere.json'"),
+        (["--file", "empty.json"], "empty.json holds no scenario: Object missing required field `seed`"),
+        (["--file", "typo.json"], "typo.json holds no scenario: there is no fault 'nope': it is one of agent-kill"),
+        (["--near", "."], "holds no scenario"),
+        (["--near", "nothing"], "the folder nothing has no scenario (*.json)"),
+        (["--coverage", "nowhere/table.md"], "No such file or directory: 'nowhere/table.md'"),
+        (["--seed", "1", "--count", "2"], "not allowed with argument"),
+        (["--seconds", "-3"], "-3 is not more than 0"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_runs(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, with the exit code of wrong usage, and not that of a promise that was not kept."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "empty.json").write_text("{}")
+    (tmp_path / "typo.json").write_bytes(
+        msgspec.json.encode(draw(1)).replace(f'"kind":"{draw(1).faults[0].kind}"'.encode(), b'"kind":"nope"')
+    )
+    monkeypatch.setattr(sys, "argv", ["simulation", *words])
+    with pytest.raises(SystemExit) as left:
+        program.main()
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"faults": [Aimed(0.1, "kill", 0.0, 0.1, "take/tkae", 1)]}, {"calls": [Planned("a", 0, "eko", {}, 0.0, 1.0)]}]
+)
+def test_a_scenario_of_unknown_steps_or_tools_does_not_run(wrong: dict[str, Any]) -> None:
+    """Its author would take a fault that never happens for one that does no harm."""
+    with pytest.raises(ValueError, match=r"there is no (step 'take/tkae'|tool 'eko'): it is one of "):
+        simulate(replace(draw(1), **wrong))
+
+
+@pytest.mark.parametrize(("step", "nth", "pick"), [("take/take", 0, 0.1), ("", 2, 0.1), ("", 0, 1.0)])
+def test_a_fault_that_can_not_happen_is_none(step: str, nth: int, pick: float) -> None:
+    """One that waits for a step waits for the first time at least, and its victim is one of those there are."""
+    with pytest.raises(ValueError, match=r"nth of 1 or more|from 0 to 1"):
+        Aimed(0.1, "kill", 0.0, pick, step, nth)
+
+
+def test_digests_tell_of_broken_promises(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A violation is not overlooked by those who compare them."""
+    monkeypatch.setattr(program, "run", lambda scenario: _outcome(*[Violation("rest", "x")] * (scenario.seed == 2)))
+    monkeypatch.setattr(sys, "argv", ["simulation", "--first", "1", "--count", "2"])
+    assert program.main() == 1
+    assert capsys.readouterr().out.split("\n")[1].endswith("breaks a promise")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,3 +70,15 @@ def test_the_example_for_contributors_runs() -> None:
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, cwd=_ROOT, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert "cut-reply" in done.stdout
+
+
+def test_an_interrupted_search_says_how_far_it_has_come() -> None:
+    """It ends at once, wherever it is, and is not taken for one that has found nothing in all of its time."""
+    program = [sys.executable, "-m", "tests.simulation", "--first", "1", "--seconds", "200"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=_ROOT) as search:
+        assert search.stderr is not None
+        assert search.stderr.readline().startswith("searching for 200 s from seed 1 on")
+        search.send_signal(signal.SIGINT)
+        said, errors = search.communicate(timeout=30)
+    assert (search.returncode, said) == (130, "")
+    assert "interrupted after 0 seeds from 1, 0 calls, no violation" in errors

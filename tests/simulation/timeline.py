@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tests.chaos.history import Issued
 from tests.simulation.driver import Outcome
 from tests.simulation.world import EARLIEST, Moment
 
@@ -12,8 +13,11 @@ _MOST = 400
 
 
 def timeline(outcome: Outcome, *, whole: bool = False) -> str:
-    """Return what happened in a run; only the moments about the calls that were broken, and faults, unless it is to be ``whole``."""
-    keys = {violation.key for violation in outcome.violations if violation.key}
+    """Return what happened in a run; only the moments about the calls that were broken, and faults, unless it is to be ``whole``.
+
+    Where no call was broken, those are about all calls.
+    """
+    keys = {violation.key for violation in outcome.violations if violation.key} or {record.key for record in outcome.history.of(Issued)}
     ids = {word for moment in outcome.trace for word in _ids(moment, keys)}
     chosen = [moment for moment in outcome.trace if whole or _matters(moment, keys | ids)][: 10**9 if whole else _MOST]
     names = list(dict.fromkeys(moment.who for moment in chosen))
