@@ -46,6 +46,24 @@ PLANTED = MUTANTS | {
     "A service starves": Mutant(f"{_LUA}/take/take.lua", "table.insert(found, 1, last)", "table.insert(found, 1, #KEYS)"),
     "A finished request stays": Mutant(f"{_LUA}/finish/finish.lua", "redis.call('XDEL', queue, unpack(ARGV, 5, first - 1))"),
     "A reply stream lives for ever": Mutant(f"{_LUA}/publish/listen.lua", "redis.call('PEXPIRE', stream, ARGV[1])"),
+    "A purged call waits for its deadline": Mutant("broker/admin.py", "error=error, epoch=epoch)", "error=error)"),
+    "Who has no lease takes calls": Mutant(
+        "broker/take/intake.py", "if not (stream.paused or stream.leaving or stream.unlisted):", "if not (stream.paused or stream.leaving):"
+    ),
+    "A call is published again once its key is free": Mutant(
+        f"{_LUA}/publish/share.lua", "if known[1] ~= call and redis.call('EXISTS', KEYS[3]) == 1 then", "if false then"
+    ),
+    "Two attempts are called the first": Mutant(f"{_LUA}/recover/reap.lua", "(entry[4] > 1 or was_moved(entry[1]))", "entry[4] > 1"),
+    "A worker that drains leaves what it takes over": Mutant(
+        "worker/slots.py", "await self.broker.stop_recovering(_ANSWERS_WITHIN)", "pass"
+    ),
+    "The end of a call overtakes its snapshot": Mutant(
+        "broker/take/sessions.py", "if error.code not in _REFUSES_FORGETTING or not delivery.is_held:", "if True:"
+    ),
+    "Lost replies are told again and again": Mutant(
+        "broker/replies/reader.py", "if flat == _LOST and entry != self._told:", "if flat == _LOST:"
+    ),
+    "A missing group is asked for without a pause": Mutant("broker/take/intake.py", "            if again:", "            if False:"),
 }
 """The defects by name."""
 
