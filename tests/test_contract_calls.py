@@ -382,12 +382,14 @@ async def tell() -> str:
 
 
 @pytest.mark.parametrize(("epoch", "attempt"), [(0, 3), (2, 1)])
-async def test_a_call_that_was_cut_off_is_purged(place: Place, epoch: int, attempt: int) -> None:
+async def test_a_call_that_was_cut_off_is_purged(place: Place, caplog: pytest.LogCaptureFixture, epoch: int, attempt: int) -> None:
     """It waits for its next run; its caller has frames of earlier ones, and takes the end for the newest."""
+    caplog.set_level(logging.INFO, "toolbus")
     keys = Keys(place.settings.namespace)
     async with place.serving(tell, role="operator") as bus, Admin(place.settings) as admin:
         with redis.Redis.from_url(place.settings.url) as client:
             await admin.pause("told")
+            await eventually(lambda: "service.paused" in caplog.text)
             client.hset(keys.fence("told"), "generation", f"{epoch}.a")
             async with bus.stream("tell", timeout=20.0) as call:
                 await eventually(lambda: client.xlen(keys.queue("told")))

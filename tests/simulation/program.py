@@ -183,9 +183,9 @@ def coverage(met: Counter[tuple[str, str]]) -> str:
 
 def _search(source: _Source, first: int, seconds: float, tries: int, met: Counter[tuple[str, str]]) -> int:
     began, used, seed, calls = time.monotonic(), time.process_time(), first, 0
-    print(f"searching for {seconds:g} s from seed {first} on; Ctrl-C ends it", file=sys.stderr, flush=True)
     told = began
     with _interruptible(lambda: f"interrupted after {seed - first} seeds from {first}, {calls} calls, no violation"):
+        print(f"searching for {seconds:g} s from seed {first} on; Ctrl-C ends it", file=sys.stderr, flush=True)
         while time.monotonic() - began < seconds:
             scenario = source.draw(seed)
             outcome = run(scenario, traced=False)
