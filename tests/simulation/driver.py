@@ -493,7 +493,7 @@ class Driver:
     def _watch(self, process: Process, words: list[bytes]) -> Callable[[], None] | None:
         name = self._name(words)
         if name == "TIME":
-            self.invariants.tell_time(process.pid)
+            return lambda: self.invariants.tell_time(process.pid)
         return self.invariants.watch(name, process.pid, words[3:]) if name in OF_ENTRIES else None
 
     def _observe(self, number: int, process: Process, words: list[bytes], answer: Any, sent: bytes) -> None:

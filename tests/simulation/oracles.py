@@ -358,8 +358,7 @@ class Invariants:
             words: its keys and arguments.
         """
         if script == scripts.BEAT.name:
-            self._hear_beat(pid, [word for word in words if b"/" in word])
-            return None
+            return lambda: self._hear_beat(pid, [word for word in words if b"/" in word])
         if script == scripts.UNREGISTER.name:
             distrusts = all(self._db.now() < self._distrusts.get((pid, beat), 0) for beat in (False, True))
             return self._sweeping() if b"ended" in words and distrusts else None

@@ -427,6 +427,22 @@ def test_a_worker_distrusts_by_its_own_clock(stands: bool) -> None:
     assert bench.found() == []
 
 
+def test_a_beat_that_was_refused_is_not_heard() -> None:
+    """It is no sign of a silence when the server's clock was set back behind it."""
+    bench = Bench()
+    lease = bench.invariants._lease
+    for bench.now in range(0, 2 * lease, lease // 3):
+        bench.script(scripts.BEAT)
+    last, bench.now = bench.now, 3 * lease
+    assert bench.invariants.watch(scripts.BEAT.name, 7, []) is not None
+    bench.now = last + lease // 3
+    bench.script(scripts.BEAT)
+    bench.hash("fence:chaos", **{"x:you": "1"})
+    bench.lives("chaos/me", until=10 * lease)
+    bench.reap(does=_takes(bench.held("you"), "me"))
+    assert bench.found() == []
+
+
 def test_the_agent_of_a_worker_hears_the_time_for_itself() -> None:
     """A clock that was set back and forth between two beats is news to the one that has asked for the time meanwhile, and to no other."""
     bench = Bench()
