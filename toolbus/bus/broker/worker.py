@@ -403,6 +403,7 @@ class WorkerSteps:
             self.links.start(self.registration.register_again(services))
 
     def _listed(self, service: str, why: str) -> None:
+        # The registration is made before the channel.
         self.wake.listed(service, why)
 
     def _keys_deleted(self) -> None:
