@@ -272,6 +272,9 @@ async def test_what_there_is_no_slot_for_is_postponed(recovery: Recovery) -> Non
     stream.pause(True, 1.0)
     assert not recovery.upkeep.has_postponed
     stream.pause(False, 2.0)
+    stream.unlisted = "its lease was lost there"
+    assert not recovery.upkeep.has_postponed
+    stream.unlisted = ""
     recovery.upkeep.taking = False
     assert not recovery.upkeep.has_postponed
     recovery.upkeep.taking = True
