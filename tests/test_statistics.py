@@ -173,6 +173,30 @@ def hostile_answers(instance: str) -> list[bytes]:
     return [b"", b"nonsense", b"[" * 100_000, b'{"instance": "\\ud800"}', b"\xff", b"null", b"[]", *documents]
 
 
+async def test_a_worker_tells_of_a_service_for_which_it_has_no_lease(place: Place) -> None:
+    """Its name was given to another owner: whoever asks all workers reads why it takes no calls of that service, and of no other."""
+    keys = Keys(place.settings.namespace)
+    async with place.worker(succeed, elsewhere, lease=1.0) as worker, place.bus() as bus, admin_of(place) as admin:
+        await bus.wait_for_tool("succeed")
+
+        async def told() -> dict[str, str]:
+            answer = (await admin.statistics(patience=20.0)).answers[worker.instance]
+            return {each.id: each.unlisted for each in answer.services if each.unlisted}
+
+        assert await told() == {}
+        with redis.Redis.from_url(place.settings.url) as client:
+            client.hset(keys.names, "s:counted", f"stranger\ncounted\n{10**15}")
+            client.zrem(keys.live, f"counted/{worker.instance}")
+
+        async def refused() -> bool:
+            return "stranger" in (await told()).get("counted", "")
+
+        # A worker answers so many questions a second.
+        await eventually(refused, timeout=20.0, interval=0.1)
+        assert list(await told()) == ["counted"]
+        assert (await bus.call("elsewhere")).output == "there"
+
+
 @pytest.mark.usefixtures("slow")
 async def test_answers_of_strangers_stop_no_reader(place: Place) -> None:
     """An answer that can't be read, or of no live worker, is left out; the workers' own ones are found."""

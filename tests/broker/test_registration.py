@@ -152,6 +152,22 @@ async def test_a_stream_tells_why_its_service_is_not_registered_again(registerin
     assert ("OOM no memory" if isinstance(answer, ReplyError) else "tool/echo") in registering.bench.stream.unlisted
 
 
+async def test_a_refusal_is_logged_once_while_it_is_the_same(registering: Registering, caplog: pytest.LogCaptureFixture) -> None:
+    """Each beat registers again, and the message tells how long it lasts; another owner is news."""
+    told = []
+    registering.bench.link.answers |= {
+        "HMGET": lambda keys, args: [f"{owner}\npool\n90000".encode() if name.startswith("t:") else None for name in args[1:]],
+        "TIME": lambda keys, args: [str(len(told)).encode(), b"0"],
+    }
+    registering.bench.stream.unlisted = "its lease was lost there"
+    for owner in ("another", "another", "third"):
+        registering.bench.link.answers["register"] = [b"refused", b"tool/echo", owner.encode()]
+        await registering.registration.register_again(["pool"])
+        told.append(registering.bench.stream.unlisted)
+    assert ["free in 90 s" in told[0], "free in 89 s" in told[1], "free in 88 s" in told[2]] == [True] * 3
+    assert [record.getMessage().startswith("service.refused service=pool error=") for record in caplog.records] == [True] * 2
+
+
 @pytest.mark.parametrize("others", [[], [b"/elsewhere"], [b"/a", b"/b", b"/c", b"/d", b"/here"]])
 async def test_a_program_with_the_owner_of_another_one_is_warned(
     registering: Registering, others: list[bytes], caplog: pytest.LogCaptureFixture

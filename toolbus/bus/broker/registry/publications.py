@@ -211,10 +211,11 @@ _SHARED = ("owner", "queue", "scale_to_zero", "current")
 
 
 class Published(msgspec.Struct):
-    """A publication of this process, with its place in the order of starts."""
+    """A publication of this process, with its place in the order of starts, and the names for which it was refused, if it was."""
 
     publication: Publication
     start: int
+    refused: dict[str, str] = {}
 
 
 class WorkerRegistration(msgspec.Struct, eq=False):
@@ -335,13 +336,16 @@ class WorkerRegistration(msgspec.Struct, eq=False):
             try:
                 answer = await self.registry.register(published.publication, self.instance, published.start)
             except RegistrationRefused as error:
-                telemetry.log.error("service.refused", service=service, error=str(error))
+                # Each beat asks again, and the message says for how long still.
+                if error.names != published.refused:
+                    published.refused = error.names
+                    telemetry.log.error("service.refused", service=service, error=str(error))
                 self._unlist(service, error)
             except BrokerError as error:
                 telemetry.log.warning("service.register_failed", service=service, error=str(error))
                 self._unlist(service, error)
             else:
-                published.start = answer.start
+                published.start, published.refused = answer.start, {}
                 if service in self.streams:
                     self.streams[service].fence_is(answer.generation, answer.counter)
                 self.on_listed(service, "")
