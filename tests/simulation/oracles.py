@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -252,6 +252,7 @@ class Invariants:
         self._lease = int(options.lease * 1000)
         # What was known of a value, and the value itself: one that was made anew is another one.
         self._known: dict[bytes, tuple[object, Any]] = {}
+        self._counters: defaultdict[tuple[bytes, bytes], set[bytes]] = defaultdict(set)
         self._running: Counter[int] = Counter()
         # When the server heard a beat last, and until when it is to judge no lease since it had heard none (ms).
         self._last_beat: int | None = None
@@ -570,12 +571,13 @@ class Invariants:
         return known[1]  # type: ignore[no-any-return]
 
     def _fence(self, key: bytes, value: Hash) -> Iterator[str]:
-        """Counters only rise."""
-        before: dict[bytes, bytes] = self._before(key, value, {})
+        """No counter becomes what it was before, also when the server has lost that it was."""
+        before: dict[bytes, bytes] = self._before(key, value, dict(value))
         for name, number in value.items():
-            known = before.get(name)
-            if known is not None and known.isdigit() and number.isdigit() and int(number) < int(known):
-                yield f"{name.decode()} went from {known.decode()} back to {number.decode()}"
+            had = self._counters[key, name]
+            if name.startswith(b"c:") and before.get(name) != number and number in had:
+                yield f"{name.decode()} is {number.decode()} again"
+            had.add(number)
         self._known[key] = (value, dict(value))
 
     def _requests(self, key: bytes, value: Stream) -> Iterator[str]:

@@ -47,7 +47,7 @@ if type(made) ~= 'table' or made.ok or redis.call('HEXISTS', fence, 'generation'
   redis.call('HSET', fence, 'generation', string.format('%d.%s', (before or 0) + 1, ARGV[11]))
 end
 -- One that was forgotten while it was cut off must not come back with the number under which it lost everything.
-redis.call('HSETNX', fence, 'c:' .. instance, string.format('%.0f', now))
+redis.call('HSETNX', fence, 'c:' .. instance, string.format('%.0f', now * 1000))
 redis.call('HSET', fence, 'l:' .. instance, ARGV[10])
 redis.call('PEXPIRE', queue, ttl)
 redis.call('PEXPIRE', fence, ttl)

@@ -5,13 +5,14 @@ local function fence_state(fence, consumer)
   return state[1] or '', state[2] or ''
 end
 
--- Say that entries were moved away from a consumer. A counter that is new begins with the time, so that it repeats no earlier one.
+-- Say that entries were moved away from a consumer. The counter is the time (us), so that none returns that a worker may know: not with a
+-- consumer that was forgotten, nor after a server has lost what it had written last.
 local function bump_fence(fence, consumer)
   local time = redis.call('TIME')
-  redis.call('HSETNX', fence, 'c:' .. consumer, string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))
-  local bumped = redis.pcall('HINCRBY', fence, 'c:' .. consumer, 1)
-  -- A counter that is no number, or the last one, begins with the time again, which equals no counter that a worker knows.
-  if type(bumped) == 'table' then redis.call('HSET', fence, 'c:' .. consumer, string.format('%.0f', time[1] * 1000 + 1)) end
+  local now = time[1] * 1000000 + time[2]
+  local last = tonumber(redis.call('HGET', fence, 'c:' .. consumer) or '')
+  if last and last >= now and last < now + 1000 then now = last + 1 end
+  redis.call('HSET', fence, 'c:' .. consumer, string.format('%.0f', now))
 end
 
 -- A consumer without a counter was forgotten: whatever it knows, it may have lost everything since.
