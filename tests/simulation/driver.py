@@ -142,8 +142,6 @@ class Driver:
         self.services = SERVICES
         self.world = World(scenario.seed, traced=traced)
         self.world.network.delays, self.world.network.splits = [scenario.delay], [scenario.splits]
-        if any(fault.kind == "lost-second" for fault in scenario.faults):
-            self.world.server.synced = b"everysec"
         self.invariants = Invariants(self.world.server.db, self.key(""), self.options)
         self.journal = Records(self.world, self.invariants.wrote)
         self._settings = self.options.settings(_URL)
@@ -240,7 +238,7 @@ class Driver:
         process.go_on()
         return f"{process.name} for {seconds:.1f} s", (process.pid,)
 
-    async def restart(self, seconds: float, had: Snapshot | None = None, promoted: bool = False) -> None:
+    async def restart(self, seconds: float, had: Snapshot | None = None) -> None:
         """Kill the server and start it again, or a replica in its place, with what it had, or had at some time."""
         world = self.world
         world.network.downs.append("restart")
@@ -250,7 +248,7 @@ class Driver:
         if had is not None:
             self.invariants.lose()
             world.server.db.restore(had)
-        world.server.begin(promoted)
+        world.server.begin()
         world.network.downs.remove("restart")
 
     async def refuse_at_command(self, fault: Aimed, random: Random, text: Callable[[str, bool, bool], str], count: int) -> str:

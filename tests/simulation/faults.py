@@ -297,7 +297,7 @@ async def _failover(driver: Driver, fault: Aimed, random: Random) -> What:
     await asyncio.sleep(fault.lasts)
     driver.world.server.role = "slave"
     await _during(driver.world.server.refusals, lambda name, writes, grows: "READONLY You can't write." if writes else "", random.random())
-    await driver.restart(0.0, before.snapshot(), promoted=True)
+    await driver.restart(0.0, before.snapshot())
     return f"without the last {fault.lasts:.1f} s", ()
 
 

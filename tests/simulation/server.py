@@ -42,7 +42,6 @@ class Server:
         watch: called with the client and the words of each command before it is carried out; what it returns is called if that succeeds.
         waiting: the sessions whose reads wait, in the order in which they came, and the keys for which they wait.
         asked: whether the command that is carried out was announced by ASKING.
-        synced: when its append-only file is synced, as ``appendfsync`` says it.
     """
 
     def __init__(self, clock: Callable[[], int], later: Callable[..., Any], random: Random) -> None:
@@ -57,16 +56,14 @@ class Server:
         self.sessions: list[Session] = []
         self.waiting: dict[Session, frozenset[bytes]] = {}
         self.asked = False
-        self.synced = b"always"
         self._opened = 0
         self.begin()
 
-    def begin(self, promoted: bool = False) -> None:
-        """Be another process: with a run id of its own, and without scripts; ``promoted`` when it was a replica."""
+    def begin(self) -> None:
+        """Be another process: with a run id of its own, and without scripts."""
         self.run_id = f"{self.random.getrandbits(160):040x}"
         self.scripts: dict[bytes, bytes] = {}
         self.role = "master"
-        self.master_before = f"{self.random.getrandbits(160) if promoted else 0:040x}"
 
     def open(self, client: Any, send: Callable[[bytes], None], cut: Callable[[], None]) -> Session:
         """Return a session with a client, which gets bytes by ``send``; ``cut`` ends its connection."""
@@ -119,9 +116,8 @@ class Server:
         """Return what the server says of itself."""
         about = {
             "server": f"redis_version:{_VERSION}\r\nrun_id:{self.run_id}\r\n",
-            "replication": f"role:{self.role}\r\nmaster_host:other\r\nmaster_port:6379\r\nmaster_replid2:{self.master_before}\r\n",
+            "replication": f"role:{self.role}\r\nmaster_host:other\r\nmaster_port:6379\r\n",
             "memory": "maxmemory_policy:noeviction\r\n",
-            "persistence": "aof_enabled:1\r\n",
         }
         return about.get(section, "")
 
@@ -266,9 +262,6 @@ class Session:
     def _info(self, words: list[bytes]) -> Any:
         return self._server.info(words[0].decode().lower() if words else "server").encode()
 
-    def _config(self, words: list[bytes]) -> Any:
-        return {b"appendfsync": self._server.synced}
-
     def _role(self, words: list[bytes]) -> Any:
         return [b"master", 0, []] if self._server.role == "master" else [b"slave", b"other", 6379, b"connected", 0]
 
@@ -319,7 +312,6 @@ _OF_SESSIONS: dict[bytes, Callable[[Session, list[bytes]], Any]] = {
     b"ASKING": Session._ask,
     b"AUTH": Session._accept,
     b"CLIENT": Session._client,
-    b"CONFIG": Session._config,
     b"EVAL": Session._eval,
     b"EVALSHA": Session._evalsha,
     b"HELLO": Session._hello,

@@ -34,7 +34,7 @@ from toolbus.bus.broker.take.wake_channel import WakeChannel
 from toolbus.bus.broker.transport.command import Reply, ReplyError, WrongAnswerError
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.link import Link
-from toolbus.bus.broker.transport.links import Links, accepted_here, may_have_forgotten, tell_time, upkeep_step, warn_of_eviction
+from toolbus.bus.broker.transport.links import Links, accepted_here, tell_time, upkeep_step, warn_of_eviction
 from toolbus.bus.broker.transport.mastership import Mastership, Replication
 from toolbus.bus.broker.transport.opening import Failing, NotOpen, open_patiently
 from toolbus.bus.support.waiting import at_most, each_of, to_the_end
@@ -82,12 +82,12 @@ class Beginnings(msgspec.Struct, eq=False):
         """
         while True:
             await self.mastership.wait()
+            if not accepted_here(self.link, delivery.server):
+                # A link that was lost knows by an answer which server it is that it asks.
+                await self.link.execute("PING", repeatable=True)
+                if not accepted_here(self.link, delivery.server):
+                    return "unsure"
             asked = self.link.server
-            if not accepted_here(self.link, delivery.server) and await may_have_forgotten(self.link):
-                # A link that was lost knows only now which server it is that it asks.
-                if accepted_here(self.link, delivery.server):
-                    continue
-                return "unsure"
             reply, confirmed = await self._mark(delivery)
             if reply == b"began" and delivery.attempt == 1 and not delivery.recovered:
                 # Nobody has died of it: the group was set back, and whoever began it runs it.

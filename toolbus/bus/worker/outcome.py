@@ -340,7 +340,7 @@ def is_retryable(error: BaseException, info: ErrorInfo) -> bool:
 
 _UNKNOWN: dict[Beginning, str] = {
     "began": "an earlier attempt began and its worker is gone; it may or may not have taken effect",
-    "unsure": "the server was replaced or restored after it took the call and may have forgotten that it ran",
+    "unsure": "another server process took the call, and this one may have forgotten that it ran",
 }
 _UNCONFIRMED = "too few replicas of the server have confirmed the call in time, so it did not run"
 _MAYBE = "it may or may not have taken effect"

@@ -10,7 +10,7 @@ from typing import Any
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.lease.clock import ServerClock
-from toolbus.bus.broker.server.reading import integer, shown
+from toolbus.bus.broker.server.reading import integer
 from toolbus.bus.broker.server.scripts import Form, Script
 from toolbus.bus.broker.transport.command import (
     ELSEWHERE,
@@ -387,22 +387,3 @@ def accepted_here(link: Link, accepted_by: bytes) -> bool:
     ``accepted_by`` is the run id of the server that did; empty when it makes no difference.
     """
     return not accepted_by or link.server is None or accepted_by == link.server.run_id.encode()
-
-
-async def may_have_forgotten(link: Link) -> bool:
-    """Return whether this server may lack a mark that another one had.
-
-    Raises:
-        BrokerError: the server could not be asked.
-    """
-    persistence = info_fields(await link.execute("INFO", "persistence", repeatable=True))
-    replication = info_fields(await link.execute("INFO", "replication", repeatable=True))
-    if persistence.get("aof_enabled") != "1" or replication.get("master_replid2", "unknown").strip("0"):
-        return True
-    try:
-        configured = await link.execute("CONFIG", "GET", "appendfsync", repeatable=True)
-    except ReplyError:
-        # Not permitted to look.
-        return True
-    # A file that is synced each second lacks the last one when the machine crashes.
-    return shown(configured.get(b"appendfsync", b"")) != "always"
