@@ -154,7 +154,8 @@ async def test_a_stream_tells_why_its_service_is_not_registered_again(registerin
 
 async def test_a_refusal_is_logged_once_while_it_is_the_same(registering: Registering, caplog: pytest.LogCaptureFixture) -> None:
     """Each beat registers again, and the message tells how long it lasts; another owner is news."""
-    told = []
+    told: list[str] = []
+    owner = ""
     registering.bench.link.answers |= {
         "HMGET": lambda keys, args: [f"{owner}\npool\n90000".encode() if name.startswith("t:") else None for name in args[1:]],
         "TIME": lambda keys, args: [str(len(told)).encode(), b"0"],

@@ -443,7 +443,7 @@ async def test_a_stuck_handler_keeps_no_suspect_waiting(place: Place, spawn: Spa
         # As after two crashes: the next one to take it over runs it alone.
         client.xclaim(queue, "g", "dead", 0, [entry])
         client.xclaim(queue, "g", "dead", 0, [entry])
-        client.hincrby(f"tb:{{{place.settings.namespace}}}:fence:faults", "c:" + (await worker_name(client, place)), 1)
+        client.hset(f"tb:{{{place.settings.namespace}}}:fence:faults", "c:" + (await worker_name(client, place)), "moved")
         assert (await call).success
         assert (await bus.call("count", {"n": 1}, timeout=10.0)).output == "0 "
         client.close()

@@ -252,7 +252,7 @@ class Invariants:
         self._lease = int(options.lease * 1000)
         # What was known of a value, and the value itself: one that was made anew is another one.
         self._known: dict[bytes, tuple[object, Any]] = {}
-        self._counters: defaultdict[tuple[bytes, bytes], set[bytes]] = defaultdict(set)
+        self._counters: defaultdict[tuple[bytes, bytes, bytes], set[bytes]] = defaultdict(set)
         self._running: Counter[int] = Counter()
         # When the server heard a beat last, and until when it is to judge no lease since it had heard none (ms).
         self._last_beat: int | None = None
@@ -573,11 +573,12 @@ class Invariants:
     def _fence(self, key: bytes, value: Hash) -> Iterator[str]:
         """No counter becomes what it was before, also when the server has lost that it was."""
         before: dict[bytes, bytes] = self._before(key, value, dict(value))
-        for name, number in value.items():
-            had = self._counters[key, name]
-            if name.startswith(b"c:") and before.get(name) != number and number in had:
-                yield f"{name.decode()} is {number.decode()} again"
-            had.add(number)
+        generation = value.get(b"generation", b"")
+        for name, counter in value.items():
+            had = self._counters[key, generation, name]
+            if name.startswith(b"c:") and before.get(name) != counter and counter in had:
+                yield f"{name.decode()} is {counter.decode()} again"
+            had.add(counter)
         self._known[key] = (value, dict(value))
 
     def _requests(self, key: bytes, value: Stream) -> Iterator[str]:

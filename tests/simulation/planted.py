@@ -40,9 +40,13 @@ PLANTED = MUTANTS | {
         "if true then",
     ),
     "A moved entry leaves the fence": Mutant(
-        f"{_LUA}/take/_fence.lua", "redis.call('HSET', fence, 'c:' .. consumer, string.format('%.0f', now))", ""
+        f"{_LUA}/take/_fence.lua", "redis.call('HSET', fence, 'c:' .. consumer, string.format('%s.%.0f', process, now))", ""
     ),
-    "A fence returns after a loss": Mutant(f"{_LUA}/take/_fence.lua", "if last and last >= now and last < now + 1000 then", "if last then"),
+    "A fence returns after a loss": Mutant(
+        f"{_LUA}/take/_fence.lua",
+        "if last and last >= now and last < now + 1000 then now = last + 1 end",
+        "if last then process, now = '', last + 1 end",
+    ),
     "Two runs have one attempt number": Mutant(f"{_LUA}/recover/hand_back.lua", "      attempt = attempt + 1\n", ""),
     "A service starves": Mutant(f"{_LUA}/take/take.lua", "table.insert(found, 1, last)", "table.insert(found, 1, #KEYS)"),
     "A finished request stays": Mutant(f"{_LUA}/finish/finish.lua", "redis.call('XDEL', queue, unpack(ARGV, 5, first - 1))"),

@@ -379,7 +379,7 @@ def test_there_is_an_example_of_each_invariant() -> None:
 
 
 def test_what_goes_on_as_promised_breaks_nothing() -> None:
-    """Counters that rise, or begin anew with their key; flushes in order; frames that are written again; one handler after another."""
+    """Counters that change, or begin anew with their group; flushes in order; frames that are written again; one handler after another."""
     bench = Bench()
     bench.hash("fence:chaos", generation="0.x", **{"c:w": "9"})
     bench.hash("fence:chaos", **{"c:w": "12"})
@@ -404,6 +404,8 @@ def test_what_goes_on_as_promised_breaks_nothing() -> None:
     _takes_in_no_turns(bench, 9, between=lambda: bench.invariants.hear("XREADGROUP", 7, 1.0, refused=False))
     _takes_in_no_turns(bench, 9, between=lambda: bench.invariants.wrote(Hit(1.0, "cut", 1.0, "", (7,))))
     _begins_before_its_turn(bench, ended=True)
+    bench.hash("fence:kept", generation="0.x", **{"c:w": "12"})
+    bench.hash("fence:kept", generation="0.y", **{"c:w": "12"})
     bench.invariants.lose(broken_off=True)
     _no_ttl(bench)
     assert bench.found() == []

@@ -161,7 +161,7 @@ async def finishes_each(scene: WorkerScene) -> None:
 
     async def ends() -> bool:
         # As if it lost others all the time, so that the entry and its attempt alone tell that this call is its own.
-        await scene.probe.run("HINCRBY", scene.fence, f"c:{instance}", 1)
+        await scene.probe.run("HSET", scene.fence, f"c:{instance}", secrets.token_hex(8))
         return await scene.has_ended(again)
 
     await until(ends, 5.0, "a second attempt was not answered when other calls were lost: `finish_each.lua` is given each call's attempt")

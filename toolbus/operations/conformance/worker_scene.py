@@ -177,7 +177,7 @@ class WorkerScene(Scene):
         return name
 
     async def move(self, sent: Sent, to: str, deliveries: int = 2) -> bool:
-        """Move an entry from the worker to another. As with every script that does so, the fence's counter of who loses it goes up.
+        """Move an entry from the worker to another. As with every script that does so, who loses it gets another counter in the fence.
 
         Returns:
             False when the call had ended before.
@@ -186,8 +186,8 @@ class WorkerScene(Scene):
         moved = await self.probe.run(
             "EVAL",
             "if #redis.call('XCLAIM', KEYS[1], 'g', ARGV[2], 0, ARGV[3], 'RETRYCOUNT', ARGV[4], 'JUSTID') == 0 then return 0 end "
-            "redis.call('HINCRBY', KEYS[2], 'c:' .. ARGV[1], 1) return 1",
-            2, self.queue, self.fence, mine, to, sent.entry, deliveries,
+            "redis.call('HSET', KEYS[2], 'c:' .. ARGV[1], ARGV[5]) return 1",
+            2, self.queue, self.fence, mine, to, sent.entry, deliveries, secrets.token_hex(8),
         )  # fmt: skip
         return bool(moved)
 
