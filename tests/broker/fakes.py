@@ -38,8 +38,6 @@ Answer = Callable[[tuple[Any, ...], tuple[Any, ...]], Any]
 class FakeLink:
     """A connection whose answers the test chooses; ``seen`` has every command and script in order.
 
-    ``with_source`` has the names of the scripts that were sent with their source.
-
     Answers come at once, or, while ``holding``, when ``release`` is called.
     """
 
@@ -52,7 +50,6 @@ class FakeLink:
         self.channels: list[str] = []
         self.holding = False
         self.flushes = 0
-        self.with_source: list[str] = []
         self._held: list[Callable[[], None]] = []
 
     @property
@@ -78,13 +75,8 @@ class FakeLink:
         return len(self._held)
 
     def send(self, args: tuple[Any, ...], on_reply: Any = None, *, repeatable: bool = False, same_server: bool = False) -> None:
-        """Take a command, or a script that is sent with its source."""
-        name, keys, rest = str(args[0]), (), tuple(args[1:])
-        if name == "EVAL":
-            [script] = [each for each in ALL if each.source == args[1]]
-            name, keys, rest = script.name.rpartition("/")[2], tuple(args[3 : 3 + args[2]]), tuple(args[3 + args[2] :])
-            self.with_source.append(name)
-        self._take(name, keys, rest, on_reply, repeatable, same_server)
+        """Take a command."""
+        self._take(str(args[0]), (), tuple(args[1:]), on_reply, repeatable, same_server)
 
     def run(
         self,

@@ -26,6 +26,7 @@ class Finishing:
         self.gone_keys: list[bytes] = []
         self.doubted = False
         self.ours = True
+        self.forgotten: list[Any] = []
         self.outbox = Outbox(
             bench.as_link,
             KEYS,
@@ -41,6 +42,7 @@ class Finishing:
             "mine",
             outbox=self.outbox,
             ownership=cast("Any", self),
+            snapshots=cast("Any", self),
             notes=DeadlineNotes(bench.as_link, KEYS, bench.clock, 60.0),
             start=bench.start,
         )
@@ -56,6 +58,10 @@ class Finishing:
     async def holds_at_end(self, delivery: Any) -> bool:
         """Ask whose its session is."""
         return self.ours
+
+    async def forget(self, delivery: Any) -> None:
+        """Forget the snapshot of its session."""
+        self.forgotten.append(delivery)
 
     def drained(self) -> bool:
         """Return whether everything is answered."""

@@ -62,12 +62,26 @@ async def test_a_run_whose_session_may_be_anothers_is_not_told_before_it_is_know
     for ours in (False, True):
         finishing.ours = ours
         finishing.endings.finish(finishing.bench.hold(b"1-0"), b"end", frees=False)
-        assert finishing.bench.started.pop() == "_finish_doubtful"
+        assert finishing.bench.started.pop() == "_finish_in_session"
         assert finishing.bench.link.names == []
         await finishing.bench.settle()
         assert not waits(finishing.endings.settled())
         await finishing.turn()
         assert finishing.bench.link.names == (["finish"] if ours else [])
+
+
+@pytest.mark.parametrize("sticky", [True, False])
+async def test_the_snapshot_of_a_session_is_forgotten_before_the_end_is_sent(finishing: Finishing, sticky: bool) -> None:
+    """Behind the end of its call nobody may change it; a service without sessions has none."""
+    finishing.bench.stream.sticky = sticky
+    one = finishing.bench.hold(b"1-0")
+    finishing.endings.finish(one, b"end", forgets=True)
+    await finishing.turn()
+    assert finishing.bench.link.names == ([] if sticky else ["finish"])
+    await finishing.bench.settle()
+    assert finishing.forgotten == ([one] if sticky else [])
+    await finishing.turn()
+    assert finishing.bench.link.names == ["finish"]
 
 
 @pytest.mark.parametrize(("sticky", "doubted"), [(False, True), (True, False)])

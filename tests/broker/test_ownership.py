@@ -529,7 +529,7 @@ async def test_a_call_in_doubt_is_checked_by_the_server(owning: Owning) -> None:
     await owning.settle(delivery)
     owning.bench.times.now += LEASE
     owning.bench.link.answers["save"] = BrokerUnavailable("gone")
-    owning.snapshots.forget(delivery)
+    await owning.snapshots.forget(delivery)
     assert owning.bench.link.args("save") == [("mine", *FENCE, b"1-0", 1, 1, "", "", "", _DAY)]
     assert owning.bench.link.keys("save") == [snapshot_keys(owning)]
 
@@ -540,7 +540,7 @@ async def test_a_snapshot_that_can_not_be_forgotten_is_logged(
 ) -> None:
     """A failure to forget a snapshot is logged; the snapshot of a session that is elsewhere is left to its owner in silence."""
     owning.bench.link.answers["save"] = answer
-    owning.snapshots.forget(owning.take())
+    await owning.snapshots.forget(owning.take())
     assert [record.getMessage() for record in caplog.records] == [
         f"session.unsaved queue=pool user=u session=s error={reason}" for reason in logged
     ]

@@ -45,10 +45,11 @@ def _frame(delivery: Delivery, payload: bytes) -> Frame:
 
 
 class End(NamedTuple):
-    """The last frame of a call, and whether it frees the call's idempotency key."""
+    """The last frame of a call, and whether it frees the call's idempotency key, and forgets the snapshot of its session."""
 
     frame: Frame
     frees: bool
+    forgets: bool
 
 
 class Buried(NamedTuple):
@@ -209,8 +210,8 @@ class FakeBroker:
     def send(self, delivery: Delivery, frame: bytes) -> None:
         self.frames.append(_frame(delivery, frame))
 
-    def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False) -> None:
-        self.ends.append(End(_frame(delivery, frame), frees))
+    def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False, forgets: bool = False) -> None:
+        self.ends.append(End(_frame(delivery, frame), frees, forgets))
         self._end(delivery)
 
     def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:

@@ -278,7 +278,7 @@ async def test_a_broker_that_fails_leaves_no_run_behind(caplog: pytest.LogCaptur
     bench = Bench(fail)
     tried: list[str] = []
 
-    def finish(delivery: Delivery, frame: bytes, *, frees: bool = False) -> None:
+    def finish(delivery: Delivery, frame: bytes, *, frees: bool = False, forgets: bool = False) -> None:
         tried.append(delivery.run)
         raise RuntimeError("broken")
 

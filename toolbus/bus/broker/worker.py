@@ -247,7 +247,16 @@ class WorkerSteps:
             failing=Failing(settings.lease, "no calls could be finished", listener.on_failed),
             server=connector.display,
         )
-        self.endings = Endings(link, keys, instance, outbox=self.outbox, ownership=self.ownership, notes=self.notes, start=self.links.start)
+        self.endings = Endings(
+            link,
+            keys,
+            instance,
+            outbox=self.outbox,
+            ownership=self.ownership,
+            snapshots=self.snapshots,
+            notes=self.notes,
+            start=self.links.start,
+        )
         self.recent = RecentWriter(link, keys, clock, instance, settings.recent, settings.history, self.outbox.before_sending)
         # Recover.
         self._abandoned = abandoned = AbandonedCalls(link, keys, clock, self.streams, outbox=self.outbox, listener=listener)

@@ -120,7 +120,7 @@ class SessionState(msgspec.Struct, eq=False):
     async def _snapshot(self, delivery: Delivery, snapshots: Snapshots) -> Snapshot | None:
         if delivery.request.state == NEW_STATE:
             # Nobody had the session when its caller closed it, so that its snapshot is still there.
-            snapshots.forget(delivery)
+            await snapshots.forget(delivery)
             return None
         snapshot = await snapshots.load(delivery)
         if snapshot is None:
@@ -135,7 +135,7 @@ class SessionState(msgspec.Struct, eq=False):
             telemetry.log.exception("session.unrestored", service=self.served.id, user=self.session.user, session=self.session.id)
             self.inherited = max(self.inherited, numbers_of(delivery.entry))
             # The loss is told now, so that state must not come back later.
-            snapshots.forget(delivery)
+            await snapshots.forget(delivery)
             return None
         return snapshot
 
@@ -175,7 +175,7 @@ class SessionState(msgspec.Struct, eq=False):
             reason = reason_of(error)
         if reason:
             telemetry.log.error("session.unsaved", service=self.served.id, user=self.session.user, session=self.session.id, error=reason)
-            snapshots.forget(delivery)
+            await snapshots.forget(delivery)
             return True
         if self._entered != entered and not delivery.request.ordered:
             # What began meanwhile may be in the snapshot by half.

@@ -260,6 +260,10 @@ class OpenSessions:
             if found.runs and found.empty is not None:
                 await at_most(timeout, found.empty.wait())
             await self._clean(session, found)
+            if reason == "closed" and self._served.restores_sessions and found.waiting:
+                # The session of these calls is another one than that which its callers ended.
+                first = min(found.waiting, key=lambda run: numbers_of(run.delivery.entry))
+                await self._broker.steps.snapshots.forget(first.delivery)
             telemetry.log.info("session.ended", service=self._served.id, user=session.user, session=session.id, reason=reason)
         finally:
             self._settle(session, found, reason)
@@ -281,9 +285,6 @@ class OpenSessions:
             self._broker.steps.ownership.release(self._served.id, session, lost=not wanted and found.state.is_begun)
             return
         runs = sorted(found.waiting, key=lambda run: numbers_of(run.delivery.entry))
-        if wanted and self._served.restores_sessions:
-            # Their session is another one than that which its callers ended.
-            self._broker.steps.snapshots.forget(runs[0].delivery)
         upto = () if wanted else numbers_of(runs[-1].delivery.entry)
         anew = self._open[session] = self._begin(session, runs[0].delivery.request, upto)
         for run in runs:

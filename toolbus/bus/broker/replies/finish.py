@@ -14,7 +14,7 @@ from toolbus.bus.broker.lease.dead_letters import Burial, FreedKey, bury
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.take.requests import BadEntry, Delivery, Fence, RequestStream, common_fence, entries_of, epoch_of
-from toolbus.bus.broker.take.sessions import Ownership
+from toolbus.bus.broker.take.sessions import Ownership, Snapshots
 from toolbus.bus.broker.transport.command import REFUSES_ALL, Patience, Reply, ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.opening import Failing
@@ -511,10 +511,11 @@ class Endings(msgspec.Struct, eq=False):
     instance: str
     outbox: Outbox
     ownership: Ownership
+    snapshots: Snapshots
     notes: DeadlineNotes
     start: Callable[[Coroutine[Any, Any, None]], None]
-    # Runs that have ended, and whose sessions are asked about.
-    _doubtful: int = 0
+    # Runs that have ended, and whose sessions are asked about, or lose their snapshots.
+    _unsettled: int = 0
     _settled: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     malformed: int = 0
 
@@ -522,19 +523,20 @@ class Endings(msgspec.Struct, eq=False):
         self._settled.set()
 
     async def settled(self) -> None:
-        """Wait until it is known whose the sessions of all ended runs are."""
+        """Wait until the ends of all ended runs wait for nothing: it is known whose their sessions are, and snapshots are forgotten."""
         await self._settled.wait()
 
-    def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False) -> None:
+    def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False, forgets: bool = False) -> None:
         """Send the last frame and remove the request, if it is still ours, and its session is.
 
         ``frees`` when the call failed and this run did nothing that must not happen twice: then the answer is not kept for later callers
-        with the same idempotency key, unless an earlier attempt began ``once`` work.
+        with the same idempotency key, unless an earlier attempt began ``once`` work. ``forgets`` when the snapshot of its session is out of
+        date: it is forgotten first, since nobody may do that for a call that has ended.
         """
         if not (frees or delivery.noted or delivery.queue.sticky):
             self.outbox.finish(delivery, frame)
-        elif delivery.queue.sticky and self.ownership.doubts(delivery):
-            self.start(self._finish_doubtful(delivery, frame, frees))
+        elif delivery.queue.sticky and (forgets or self.ownership.doubts(delivery)):
+            self.start(self._finish_in_session(delivery, frame, frees, forgets))
         else:
             self._finish(delivery, frame, frees)
 
@@ -567,16 +569,18 @@ class Endings(msgspec.Struct, eq=False):
         self.outbox.finish(delivery, frame, self._freed(delivery) if frees else None)
         self._drop_note(delivery)
 
-    async def _finish_doubtful(self, delivery: Delivery, frame: bytes, frees: bool) -> None:
-        self._doubtful += 1
+    async def _finish_in_session(self, delivery: Delivery, frame: bytes, frees: bool, forgets: bool) -> None:
+        self._unsettled += 1
         self._settled.clear()
         try:
+            if forgets:
+                await self.snapshots.forget(delivery)
             # Once another worker has answered in the session, a result computed from its state here must not be sent.
-            if await self.ownership.holds_at_end(delivery):
+            if not self.ownership.doubts(delivery) or await self.ownership.holds_at_end(delivery):
                 self._finish(delivery, frame, frees)
         finally:
-            self._doubtful -= 1
-            if not self._doubtful:
+            self._unsettled -= 1
+            if not self._unsettled:
                 self._settled.set()
 
     def _freed(self, delivery: Delivery) -> FreedKey | None:

@@ -337,14 +337,14 @@ class Snapshots:
             self._tell(delivery, str(error))
             if isinstance(error, ReplyError):
                 # What is kept is out of date, and a full server still lets go of it.
-                self.forget(delivery)
+                await self.forget(delivery)
             return True
         if not kept:
             self._tell(delivery, "the call has ended, or another worker has the session")
         return bool(kept)
 
     async def _write(self, delivery: Delivery, args: tuple[Any, ...]) -> Reply:
-        """Write a snapshot, again and again while the server refuses every write and the call is held here; return the answer."""
+        """Write a snapshot, or forget it; again and again while the server refuses every write and the call is held. Return the answer."""
         pause = _SAVE_FIRST
         while True:
             try:
@@ -356,16 +356,12 @@ class Snapshots:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _SAVE_MOST)
 
-    def forget(self, delivery: Delivery) -> None:
-        """Forget the snapshot of a delivery's session, before what is sent next."""
-
-        def done(reply: Reply) -> None:
-            if isinstance(reply, BrokerError):
-                self._tell(delivery, str(reply))
-
-        keys, args = self._keys_of(delivery), (*self._caller(delivery), "", "", "", SNAPSHOT_TTL * 1000)
-        # With its source: the end of the call would overtake it at a server that does not know the script.
-        self._link.send(("EVAL", scripts.SAVE.source, len(keys), *keys, *args), done, repeatable=True)
+    async def forget(self, delivery: Delivery) -> None:
+        """Forget the snapshot of a delivery's session; the answer is waited for, as it is for a new one."""
+        try:
+            await self._write(delivery, (*self._caller(delivery), "", "", "", SNAPSHOT_TTL * 1000))
+        except BrokerError as error:
+            self._tell(delivery, str(error))
 
     async def load(self, delivery: Delivery) -> Snapshot | None:
         """Return the snapshot of a session, ``NO_SNAPSHOT`` when it can't be used, or None when there never was one.
