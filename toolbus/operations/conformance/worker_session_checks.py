@@ -57,7 +57,7 @@ async def runs_once(scene: WorkerScene) -> None:
 
 @SESSIONS.check("W54", 3)
 async def asks_for_the_server(scene: WorkerScene) -> None:
-    """A `once` request whose `s` is not the `run_id` of a server that may have lost marks is not run, and ends as outcome_unknown."""
+    """A `once` request whose `s` is not the server's `run_id` is not run, and ends as outcome_unknown."""
     call, document, due = scene.unsent("once", {"to": 1, "delay": 0.0}, effect="once")
     sent = Sent(call, await scene.add(document, due, "s", "0" * 40))
     ended_as(await scene.ended(sent), "outcome_unknown")
