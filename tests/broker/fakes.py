@@ -38,7 +38,7 @@ Answer = Callable[[tuple[Any, ...], tuple[Any, ...]], Any]
 class FakeLink:
     """A connection whose answers the test chooses; ``seen`` has every command and script in order.
 
-    Answers come at once, or, while ``holding``, when ``release`` is called.
+    Answers come at once, or, while ``holding``, when ``release`` is called. ``renewals`` has what renews the arguments of each script.
     """
 
     def __init__(self) -> None:
@@ -50,6 +50,7 @@ class FakeLink:
         self.channels: list[str] = []
         self.holding = False
         self.flushes = 0
+        self.renewals: dict[str, Any] = {}
         self._held: list[Callable[[], None]] = []
 
     @property
@@ -91,6 +92,7 @@ class FakeLink:
     ) -> None:
         """Take a script."""
         assert script in ALL
+        self.renewals[script.name] = renew
         self._take(script.name.rpartition("/")[2], tuple(keys), tuple(args), on_reply, repeatable, same_server)
 
     def gather(self) -> None:

@@ -464,6 +464,23 @@ async def test_what_nobody_waits_for_any_more_is_not_written_again(publishing: P
     assert refusing.times == [0.0, 0.05, 0.15]
 
 
+async def test_what_is_given_up_meanwhile_is_written_again_without_time(publishing: Publishing) -> None:
+    """A flush stays as it was, so that the server knows it; one that it has not carried out publishes no call that nobody waits for."""
+    times: list[list[int]] = []
+
+    def answer(keys: Any, args: Any) -> Any:
+        times.append([args[5], args[9]])
+        return refused("OOM", repeated=True) if len(times) < 3 else b"- 1-1"
+
+    publishing.link.answers["publish"] = answer
+    given_up, wanted = publishing.publish("given up"), publishing.publish("wanted")
+    await elapse(0.1)
+    given_up.done = True
+    await elapse(1.0)
+    assert [[time > 0 for time in both] for both in times] == [[True, True], [True, True], [False, True]]
+    assert (given_up.verdict, wanted.verdict) == (ABSENT, Verdict("queued", "1-1"))
+
+
 async def test_a_flush_behind_one_in_doubt_waits_for_it(publishing: Publishing) -> None:
     """A flush names the one before it while that has no answer, and is written again every 50 ms until it may be known."""
     link, loop = publishing.link, asyncio.get_running_loop()
@@ -520,6 +537,18 @@ async def test_a_shared_call_that_may_have_been_published_is_written_again(publi
     [keys] = set(publishing.link.keys("share"))
     assert keys[1:] == (KEYS.queue("pool"), KEYS.call("c"), *([KEYS.order("pool")] if session else []))
     assert refusing.asked[0][7:] == ("", KEYS.prefix, KEYS.wake("pool"), *([session] if session else []))
+
+
+async def test_a_shared_call_that_is_given_up_meanwhile_is_written_again_without_time(publishing: Publishing) -> None:
+    """Its first try may not have come to the server, and then it begins for nobody."""
+    shared, call = SharedCalls(cast("Any", publishing.link), KEYS, "agent", 60.0, lambda: None, cast("Any", publishing)), Call()
+    publishing.link.holding = True
+    deadline = asyncio.get_running_loop().time() + 1e9
+    shared.publish(Request("c", "agent", "pool", "t", idempotency_key="k", shared=True), "pool", 10, deadline, b"{}", cast("Any", call))
+    renew = publishing.link.renewals["publish/share"]
+    assert renew()[4] > 0
+    call.done = True
+    assert renew()[4] == 0
 
 
 class Steps:

@@ -255,9 +255,10 @@ class Publisher:
         last = () if earlier is None else (earlier,)
 
         def renew() -> tuple[bytes | str | int, ...]:
-            # From a timeout the server makes a deadline: one as long as at first would let work begin after its caller's time.
+            # From a timeout the server makes a deadline: one as long as at first would let work begin after its caller's time, or although
+            # nobody waits for it any more.
             args, now = list(flush.args), self._monotonic()
-            args[5::4] = [max(0, int((publish.deadline - now) * 1000)) for publish in flush.batch]
+            args[5::4] = [0 if each.sender.done else max(0, int((each.deadline - now) * 1000)) for each in flush.batch]
             return (*args, *last)
 
         on_reply = on_reply or partial(self._published, flush)
@@ -472,7 +473,7 @@ class SharedCalls:
         knowing = server.run_id if once and server is not None else ""
 
         def args() -> tuple[bytes | str | int, ...]:
-            left = max(0, int((deadline - time.monotonic()) * 1000))
+            left = 0 if sender.done else max(0, int((deadline - time.monotonic()) * 1000))
             first = (request.id, work_digest(request), self._agent, limit, left, document, int(self._retention * 1000), knowing)
             return (*first, self._keys.prefix, self._keys.wake(queue), *([session] if session else ()))
 
