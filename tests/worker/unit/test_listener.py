@@ -126,6 +126,29 @@ async def test_a_cancelled_call_that_is_delivered_once_more_does_not_start(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", PLACES)
+async def test_a_call_whose_caller_seemed_to_be_gone_runs_when_it_is_delivered_once_more(
+    place: Callable[[Bench], Delivery], way: Callable[[RequestStream, Delivery], object], seen: list[Any]
+) -> None:
+    """The reply stream alone may have been lost, so only this delivery of the call is over, also where it is on its way to a slot."""
+    bench = Bench(hold, flaky)
+    bench.broker.accepts = False
+    delivery = place(bench)
+    await bench.settle()
+    bench.slots.on_replies_gone(delivery.replies, ErrorInfo("cancelled", message="the calling agent is gone"))
+    delivery.cancelled, delivery.replies = "cancelled", ""
+    await bench.settle()
+    seen.clear()
+    if delivery.is_held and not delivery.begun:
+        bench.slots.start(delivery)
+        await bench.settle()
+        assert seen == []
+    bench.slots.start(_delivered_again(bench, delivery, way))
+    await bench.settle()
+    assert seen != []
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", PLACES)
 async def test_a_call_that_got_more_time_has_it_in_its_next_delivery(
     place: Callable[[Bench], Delivery], way: Callable[[RequestStream, Delivery], object]
 ) -> None:

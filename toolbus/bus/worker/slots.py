@@ -325,8 +325,8 @@ class Slots:
         if self._early.extended:
             delivery.extended = max(delivery.extended, self._early.extended.pop(request.id, 0.0))
             delivery.deadline = max(delivery.deadline, delivery.extended)
-        if request.id in self._early.cancelled:
-            error = cancelled_waiting(self._early.cancelled[request.id])
+        if delivery.cancelled or request.id in self._early.cancelled:
+            error = cancelled_waiting(delivery.cancelled or self._early.cancelled[request.id])
         elif tries > self.settings.max_deliveries:
             self._bury(delivery)
             return
@@ -619,7 +619,8 @@ class Slots:
             self._lines.leave(delivery)
 
     def _remember(self, delivery: Delivery) -> None:
-        if delivery.cancelled:
+        # One whose caller seemed to be gone is to run if it comes again: its reply stream alone may have been lost.
+        if delivery.cancelled and (delivery.replies or not delivery.request.agent):
             self._early.cancel(delivery.request.id, delivery.cancelled)
         if delivery.extended:
             self._early.extend(delivery.request.id, delivery.extended)

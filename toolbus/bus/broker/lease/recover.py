@@ -92,8 +92,8 @@ class AbandonedCalls(msgspec.Struct, eq=False):
                 # Its answer would make the stream anew.
                 delivery.replies = ""
                 if delivery.counting or not delivery.begun:
-                    # It is on its way to a slot, where nothing would stop it any more.
-                    self.listener.on_cancelled(delivery.request.id)
+                    # It may be on its way to a slot, where nothing would stop it any more.
+                    delivery.cancelled = "cancelled"
 
     def _held(self) -> list[Delivery]:
         return [delivery for stream in self.streams.values() for delivery in stream.held.values()]
