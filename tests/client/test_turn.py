@@ -146,7 +146,7 @@ async def test_leaving_a_turn_early_cancels_its_calls(place: Place) -> None:
 async def test_a_slow_reader_holds_the_calls_back(namespace: str) -> None:
     """Events that nobody reads do not pile up without end, and messages() needs no reader."""
 
-    @tool(service="flood", effect="read")
+    @tool(service="flood", effect="read", replace=True)
     async def flood() -> AsyncIterator[str]:
         """Say much."""
         for _ in range(5000):

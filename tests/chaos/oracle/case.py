@@ -14,6 +14,8 @@ from tests.chaos.schedule import KINDS
 
 # Seconds by which clocks, journals and busy machines may differ from what is right.
 MARGIN = 5.0
+# Steps of an attempt that counts, before its handler begins: its session is prepared, too.
+_COUNTED = tuple(f"at {step}" for step in ("take/count", "sessions/own", "sessions/line", "sessions/load", "sessions/save", "take/start"))
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -99,10 +101,10 @@ class Case:
     def given_up(self, key: str, fewest: int, since: float, until: float) -> bool:
         """Return whether a call with at least so many attempts may have been given up, or one that its handler made.
 
-        An attempt is one whose handler began, or whose worker was killed as it counted one.
+        An attempt is one whose handler began, or whose worker was killed between its count and that.
         """
         made = Counter(begun.call for begun in self.begun.get(inner(key), ()))
-        counted = sum(since < hit.at < until for hit in self.history.of(Hit) if hit.kind == "kill" and hit.what.endswith("at take/count"))
+        counted = sum(since < hit.at < until for hit in self.history.of(Hit) if hit.kind == "kill" and hit.what.endswith(_COUNTED))
         return max([self.executions(key), *made.values()]) + counted >= fewest
 
     def executions(self, key: str) -> int:

@@ -41,8 +41,12 @@ def sessions(case: Case) -> Iterator[Violation]:
 
 
 def _owner_was_lost(case: Case, ended: Ended) -> bool:
-    """Return whether the server lost whose the session is while a call ran, and may have given it to another worker beside the first."""
-    return any(ended.began < hit.until and hit.at < ended.at for hit in case.history.of(Hit) if hit.kind == "flushall")
+    """Return whether the server lost whose the session is while a call ran, and may have given it to another worker beside the first.
+
+    The first one may hear of that with its next beat only.
+    """
+    heard = case.options.lease / 3
+    return any(ended.began < hit.until + heard and hit.at < ended.at for hit in case.history.of(Hit) if hit.kind == "flushall")
 
 
 def _restored(case: Case, session: str, answered: list[Ended], lives: list[str]) -> Iterator[Violation]:
