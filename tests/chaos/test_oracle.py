@@ -249,11 +249,13 @@ def test_a_call_stands_for_the_work_that_it_shares() -> None:
 
 
 def test_a_failure_frees_an_idempotency_key() -> None:
-    """When one of the callers saw the call fail, the next one's may run anew; work that is once may not."""
+    """When one of the callers saw the call fail, or may have before it was killed, the next one's may run anew; not so once work."""
     again = with_(Begun(7.25, SHARED.key, 1, WORKER, "id8"), Left(7.26, SHARED.key, 1, WORKER, "done"))
     failed = changed(Ended, SHARED.key, success=False, output=None, error="tool_error", code="max_deliveries", segments=())
     assert [found.rule for found in violations(again(clean()))] == ["shared"]
     assert "shared" not in {found.rule for found in violations(again(failed(clean())))}
+    killed = with_(Issued(6.9, SHARED.key, AGENT + 7), Exited(6.95, "agent", AGENT + 7, -9, True))
+    assert "shared" not in {found.rule for found in violations(again(killed(clean())))}
     pay = [msgspec.structs.replace(call, tool="pay", arguments={"key": SHARED.key, "seconds": 0.0}) for call in (SHARED, TWIN)]
     found = judge(OPTIONS, [*(call for call in PLANNED if not call.shares), *pay], History(again(failed(clean()))))
     assert {("shared", SHARED.key), ("executions", SHARED.key)} <= {(each.rule, each.key) for each in found}

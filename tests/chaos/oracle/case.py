@@ -51,6 +51,8 @@ class Case:
         for left in history.of(Left):
             self._lefts[left.key, left.pid, left.attempt].append(left)
         self.exits = {gone.pid: gone for gone in history.of(Exited)}
+        # How often the agent that had made a call was killed.
+        self._unheard = Counter(issued.key for issued in history.of(Issued) if self.abandoned(issued))
         # When workers were told to leave, by process id.
         self.told_to_leave = {pid: hit.at for hit in history.of(Hit) if hit.kind == "term" for pid in hit.pids}
         # An agent that can't be heard of for as long counts as gone: what runs for it is stopped, and nobody answers it.
@@ -82,8 +84,9 @@ class Case:
         return left.at if left is not None else gone.at if gone is not None else float("inf")
 
     def failures(self, key: str) -> int:
-        """Return how many of the calls with this idempotency key ended without success."""
-        return sum(not ended.success for call in self.shared.get(key, ()) for ended in self.ended.get(call.key, ()))
+        """Return how many of the calls with this idempotency key ended without success, or may have: those of killed agents."""
+        names = [call.key for call in self.shared.get(key, ())]
+        return sum(not ended.success for name in names for ended in self.ended.get(name, ())) + sum(self._unheard[name] for name in names)
 
     def was_cut_off(self, ended: Ended) -> bool:
         """Return whether the agent could not be heard of for so long, while it waited for the call, that it counted as gone."""
