@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- include streams/_streams
 -- include registry/_registry
+-- include take/_fence
 -- Publish a service and its tools for one instance: all of it, or nothing when a name belongs to another owner.
 -- KEYS (after the common six): the service's four, then tables of services for which names may be held that do not exist any more
 -- ARGV (after the common four): 5 service, 6 instance, 7 owner, 8 digest, 9 publication, 10 lease (ms),
@@ -47,7 +48,7 @@ if type(made) ~= 'table' or made.ok or redis.call('HEXISTS', fence, 'generation'
   redis.call('HSET', fence, 'generation', string.format('%d.%s', (before or 0) + 1, ARGV[11]))
 end
 -- One that was forgotten while it was cut off must not come back with the number under which it lost everything.
-redis.call('HSETNX', fence, 'c:' .. instance, string.format('%.0f', now * 1000))
+if redis.call('HEXISTS', fence, 'c:' .. instance) == 0 then bump_fence(fence, instance) end
 redis.call('HSET', fence, 'l:' .. instance, ARGV[10])
 redis.call('PEXPIRE', queue, ttl)
 redis.call('PEXPIRE', fence, ttl)
