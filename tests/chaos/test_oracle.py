@@ -316,6 +316,8 @@ def test_a_run_that_goes_on_is_not_begun_again() -> None:
         (Hit(1.0, "stop", 2.1, "", (WORKER,)), True),
         (Hit(1.0, "stop", 2.1, "", (WORKER + 1,)), False),
         (Hit(1.0, "partition", 2.1, ""), True),
+        (Hit(-15.0, "half-open", -15.0, ""), True),
+        (Hit(-15.0, "partition", -15.0, ""), False),
         (Hit(2.0, "term", 2.0, "", (WORKER,)), False),
     ):
         assert (violations(with_(hit)(again(clean()))) == []) is right

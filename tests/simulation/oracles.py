@@ -16,7 +16,7 @@ from tests.chaos import oracle, plan
 from tests.chaos.history import AnyRecord, Begun, Exited, History, Hit, Left
 from tests.chaos.options import Options
 from tests.chaos.oracle import Violation
-from tests.chaos.oracle.case import Case
+from tests.chaos.oracle.case import Case, noticed
 from tests.chaos.oracle.rest import KEPT
 from tests.chaos.oracle.sessions import answers, seat
 from tests.chaos.schedule import POISON
@@ -110,7 +110,7 @@ def _stops(case: Case) -> Iterator[Violation]:
             since = following.at
             for hit in case.history.of(Hit):
                 if hit.at < since + case.options.lease + _SOON:
-                    since = max(since, hit.until + (_UNTOLD if hit.kind == "half-open" else 0.0))
+                    since = max(since, noticed(hit))
             late = case.over(one) - since
             if late > case.options.lease + _SOON:
                 yield Violation("executions", f"attempt {one.attempt} ran for {late:.1f} s after attempt {following.attempt} began", key)
@@ -202,8 +202,6 @@ def _punctual(case: Case) -> Iterator[Violation]:
 
 
 _SOON = 0.5
-# Whoever is not told that nothing passes notices after so many seconds.
-_UNTOLD = 11.0
 RULES = (_order, _drains, _stops, _innocents, _alone, _starving, _attempts, _shares, _punctual)
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.chaos.history import Begun, Hit
-from tests.chaos.oracle.case import MARGIN, Case, Violation
+from tests.chaos.oracle.case import MARGIN, Case, Violation, noticed
 from tests.chaos.plan import Planned, inner
 from tests.chaos.schedule import LOSSY
 
 # While these last, word of a cancellation may not come through.
 _SILENCING = frozenset({"server-stop", "server-kill", "client-pause", "partition", "swallow", "delay", "stop", "agent-stop", "half-open"})
-# Whoever is not told that nothing passes notices after so many seconds.
-_UNTOLD = 11.0
 # What was refused is tried again after so many seconds at most.
 _AGAIN = 1.0
 # A worker that sends to an agent that has just gone makes its reply stream anew, for an agent that may be there; the others take that as a
@@ -93,7 +91,7 @@ _Silence = tuple[float, float, frozenset[int]]
 
 def _silences(case: Case) -> list[_Silence]:
     hits = [hit for hit in case.history.of(Hit) if hit.kind in _SILENCING]
-    found = [(hit.at, hit.until + (_UNTOLD if hit.kind == "half-open" else 0.0), frozenset(hit.pids)) for hit in hits]
+    found = [(hit.at, noticed(hit), frozenset(hit.pids)) for hit in hits]
     blocks = [begun for begun in case.history.of(Begun) if begun.key in case.planned and case.planned[begun.key].tool == "block"]
     found += [(begun.at, case.over(begun), frozenset({begun.pid})) for begun in blocks]
     return sorted(found, key=lambda silence: silence[0])

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from tests.chaos.history import Hit, Left
-from tests.chaos.oracle.case import MARGIN, Case, Violation
+from tests.chaos.oracle.case import MARGIN, Case, Violation, noticed
 from tests.chaos.schedule import LOSSY
 
 # What takes no living worker's lease or entries away.
@@ -55,7 +55,7 @@ def overlaps(case: Case) -> Iterator[Violation]:
             over = case.over(one)
             if one.call != following.call or over <= following.at or _blocked(case, one.pid, following.at - within):
                 continue
-            recent = [hit for hit in hits if hit.at < following.at and hit.until > following.at - within]
+            recent = [hit for hit in hits if hit.at < following.at and noticed(hit) > following.at - within]
             # One that stood still begins what was taken from it meanwhile, and notices with its next word to the server.
             if all(hit.pids and not {one.pid, following.pid} & set(hit.pids) for hit in recent):
                 told = f"attempt {following.attempt} began in process {following.pid} while attempt {one.attempt} ran in {one.pid}"
