@@ -178,6 +178,16 @@ def test_a_group_that_is_made_anew_has_another_generation(registry: Registry, fo
     assert registry.generation() == made
 
 
+def test_a_generation_names_the_newest_entry_that_was_there(registry: Registry) -> None:
+    """An earlier group may have delivered it, and those before."""
+    registry.register()
+    queue = registry.keys.queue("pool")
+    registry.redis.xadd(queue, {"r": "{}"}, "5-1")
+    registry.redis.xadd(queue, {"r": "{}"}, "5-2")
+    registry.redis.xgroup_destroy(queue, "g")
+    assert registry.register(random="r2", start=1)[2] == b"1.r2.5-2"
+
+
 def test_a_group_without_a_generation_gets_one(registry: Registry) -> None:
     """Its fence was lost, so nobody can tell what was delivered under it."""
     registry.register()

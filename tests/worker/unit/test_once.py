@@ -166,6 +166,29 @@ async def test_once_work_that_is_not_run_again_may_have_begun(
     assert seen == []
 
 
+@pytest.mark.parametrize(
+    ("generation", "entry", "unfinished", "error"),
+    [
+        (b"1.r.5-1", b"5-1", False, "outcome_unknown"),
+        (b"1.r.5-1", b"5-2", False, "deadline_exceeded"),
+        (b"1.r", b"5-1", False, "deadline_exceeded"),
+        (b"1.r.nonsense", b"5-1", False, "deadline_exceeded"),
+        (b"0.r", b"5-1", True, "outcome_unknown"),
+    ],
+)
+async def test_once_work_may_have_begun_before_its_group_was_made_anew(
+    generation: bytes, entry: bytes, unfinished: bool, error: str
+) -> None:
+    """A group counts deliveries anew, so what was there when it was made may have had an attempt, as has what was let go here."""
+    bench = Bench(pay)
+    bench.stream.fence_is(generation, b"1")
+    if unfinished:
+        bench.stream.unfinished[entry] = True
+    _come_late(bench, bench.delivery("pay", effect="once", entry=entry))
+    await bench.settle()
+    assert [kind for kind, _ in bench.broker.errors()] == [error]
+
+
 async def test_once_work_that_another_worker_has_is_not_answered(seen: list[Any]) -> None:
     """The delivery was lost before the handler began."""
     bench = Bench(pay)

@@ -15,7 +15,7 @@ from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.reading import integer
 from toolbus.bus.broker.transport.link import Link
-from toolbus.bus.values.envelope import EntryNumbers, Request, address, new_run
+from toolbus.bus.values.envelope import EntryNumbers, Request, address, new_run, numbers_of
 from toolbus.bus.values.results import EnvelopeError
 from toolbus.bus.values.settings import Settings
 
@@ -40,6 +40,15 @@ def epoch_of(generation: bytes) -> int:
         return integer(generation.partition(b".")[0])
     except EnvelopeError:
         return 0
+
+
+@functools.lru_cache(64)
+def made_behind(generation: bytes) -> EntryNumbers:
+    """Return the numbers of the newest entry that was there when the group was made; none if there was none, or that is not known."""
+    try:
+        return numbers_of(generation.split(b".")[2])
+    except (IndexError, ValueError):
+        return ()
 
 
 UNSURE = b"?"
@@ -139,8 +148,10 @@ class Delivery(msgspec.Struct, eq=False):
 
     @property
     def may_have_begun(self) -> bool:
-        """True if an earlier attempt may have begun: one that counts, or any that this server process can have forgotten."""
-        return self.tries > 1 or self.server not in {b"", self.queue.server}
+        """True if an earlier attempt may have begun: one that counts, or any that this server process or this group may not know of."""
+        if self.tries > 1 or self.server not in {b"", self.queue.server} or self.entry in self.queue.unfinished:
+            return True
+        return numbers_of(self.entry) <= made_behind(self.queue.fence_known.generation)
 
     def again(self, attempt: int, run: str) -> Self:
         """Return the same request for a further run on this worker."""

@@ -45,7 +45,11 @@ if type(made) ~= 'table' or made.ok or redis.call('HEXISTS', fence, 'generation'
   -- Its number orders attempts, since delivery counts start anew with the group.
   local before = (redis.call('HGET', fence, 'generation') or '-1'):match('^%-?%d+')
   before = before and #before < 10 and tonumber(before)
-  redis.call('HSET', fence, 'generation', string.format('%d.%s', (before or 0) + 1, ARGV[11]))
+  -- With the newest of the entries that an earlier group may have delivered.
+  local found = redis.pcall('XREVRANGE', queue, '+', '-', 'COUNT', 1)
+  local behind = not found.err and found[1] and '.' .. found[1][1] or ''
+  local generation = string.format('%d.%s%s', (before or 0) + 1, ARGV[11], behind)
+  redis.call('HSET', fence, 'generation', generation)
 end
 -- One that was forgotten while it was cut off must not come back with the number under which it lost everything.
 if redis.call('HEXISTS', fence, 'c:' .. instance) == 0 then bump_fence(fence, instance) end
