@@ -146,8 +146,10 @@ def _starving(case: Case) -> Iterator[Violation]:
     if not _HARMLESS.issuperset(case.options.faults):
         return
     most = 2 * case.options.workers * case.options.concurrency + 8
-    first, deaths = sorted(records[0].at for records in case.begun.values()), sorted(gone.at for gone in case.exits.values())
-    for key, records in case.begun.items():
+    firsts = [(case.issued[key].at, records[0].at) for key, records in case.begun.items() if key in case.issued]
+    deaths = sorted(gone.at for gone in case.exits.values())
+    for key, records in case.begun.items() if firsts else ():
+        made = case.issued[key].at if key in case.issued else 0.0
         for one, following in pairwise(records):
             gone = case.exits.get(one.pid)
             # A suspect waits for a worker that has nothing else to run.
@@ -156,9 +158,9 @@ def _starving(case: Case) -> Iterator[Violation]:
                 continue
             # Those that died since may have taken it over before, and begun it as little.
             since = deaths[bisect(deaths, following.at) - 1] + 3 * case.options.lease
-            passed = bisect(first, following.at) - bisect(first, since)
+            passed = sum(issued > made and since < began <= following.at for issued, began in firsts)
             if passed > most:
-                yield Violation("executions", f"{passed} other calls began while it waited for another worker", key)
+                yield Violation("executions", f"{passed} calls that were made later began while it waited for another worker", key)
 
 
 def _attempts(case: Case) -> Iterator[Violation]:

@@ -264,7 +264,7 @@ BROKEN: dict[Callable[[Bench], None], str] = {
 
 _PAID: dict[str, Any] = {"id": "c", "pid": 1, "success": True}
 _OTHERS = [f"b{number}" for number in range(11)]
-_KILLED = (Begun(1.0, "a", 1, 7, "c"), Exited(2.0, "worker", 7, -9, True), Begun(100.0, "a", 2, 8, "c"))
+_KILLED = (Issued(1.0, "a", 1), Begun(1.0, "a", 1, 7, "c"), Exited(2.0, "worker", 7, -9, True), Begun(100.0, "a", 2, 8, "c"))
 
 RUNS: dict[str, tuple[list[AnyRecord], dict[str, Any]]] = {
     "session a: the 1. call of the session s was made after its 2.": (
@@ -288,8 +288,8 @@ RUNS: dict[str, tuple[list[AnyRecord], dict[str, Any]]] = {
         [Begun(1.0, "a", 4, 7), Begun(1.5, "b", 1, 7), Left(3.0, "a", 4, 7, "done"), Left(3.0, "b", 1, 7, "done")],
         {"keys": ["a", "b"]},
     ),
-    "executions a: 11 other calls began while it waited for another worker": (
-        [*_KILLED, *(record for key in _OTHERS for record in (Begun(50.0, key, 1, 8), Left(51.0, key, 1, 8, "done")))],
+    "executions a: 11 calls that were made later began while it waited for another worker": (
+        [*_KILLED, *(each for key in _OTHERS for each in (Issued(5.0, key, 1), Begun(50.0, key, 1, 8), Left(51.0, key, 1, 8, "done")))],
         {"keys": ["a", *_OTHERS]},
     ),
     "executions a: attempt 1 of the call c began 2 times": (
@@ -346,9 +346,16 @@ def test_a_suspect_may_wait_for_an_idle_worker() -> None:
     """It runs alone, so other calls begin and end before it; one with attempts left goes on beside them."""
     [(told, (records, about))] = [each for each in RUNS.items() if "waited for another worker" in each[0]]
     third, fourth = (
-        [msgspec.structs.replace(each, attempt=number) if each is _KILLED[2] else each for each in records] for number in (3, 4)
+        [msgspec.structs.replace(each, attempt=number) if each is _KILLED[3] else each for each in records] for number in (3, 4)
     )
     assert (_judged(third, about), _judged(fourth, about)) == ([told], [])
+
+
+def test_calls_that_were_made_before_may_go_first() -> None:
+    """They may be those of other workers that were killed."""
+    [(_, (records, about))] = [each for each in RUNS.items() if "waited for another worker" in each[0]]
+    earlier = [msgspec.structs.replace(each, at=0.5) if isinstance(each, Issued) and each.key != "a" else each for each in records]
+    assert _judged(earlier, about) == []
 
 
 def test_a_call_that_a_dead_worker_took_may_wait_for_its_lease() -> None:
