@@ -103,7 +103,7 @@ async def test_another_server_process_starts_no_once_work() -> None:
     bench, master = Bench(), Master()
     one = bench.hold(b"1-0")
     one.server = b"run-two"
-    bench.link.answers["PING"] = lambda keys, args: b"PONG"
+    bench.link.answers["TIME"] = [b"5", b"0"]
     assert await begun(bench, master, one) == "unsure"
     assert master.args == []
     one.server = b"run-one"
@@ -116,11 +116,11 @@ async def test_once_work_that_this_server_accepted_begins_although_the_link_knew
     one = bench.hold(b"1-0")
     one.server = b"run-two"
 
-    def connect(*_: Any) -> bytes:
+    def connect(*_: Any) -> list[bytes]:
         bench.link.server = ServerInfo("valkey", "9", "run-two", 1)
-        return b"PONG"
+        return [b"5", b"0"]
 
-    bench.link.answers["PING"] = connect
+    bench.link.answers["TIME"] = connect
     assert await begun(bench, Master(), one) == "started"
 
 
@@ -129,7 +129,7 @@ async def test_a_server_that_is_replaced_while_it_marks_starts_no_once_work() ->
     bench, master = Bench(), Master(True)
     one = bench.hold(b"1-0")
     one.server = b"run-one"
-    bench.link.answers["PING"] = lambda keys, args: b"PONG"
+    bench.link.answers["TIME"] = [b"5", b"0"]
     write = master.write
 
     def replaced(*words: Any) -> None:

@@ -84,7 +84,7 @@ class Beginnings(msgspec.Struct, eq=False):
             await self.mastership.wait()
             if not accepted_here(self.link, delivery.server):
                 # A link that was lost knows by an answer which server it is that it asks.
-                await self.link.execute("PING", repeatable=True)
+                await self.link.execute("TIME", repeatable=True)
                 if not accepted_here(self.link, delivery.server):
                     return "unsure"
             asked = self.link.server
