@@ -276,6 +276,18 @@ def test_a_cancellation_may_die_with_its_agent() -> None:
         faults = with_(Hit(8.0, "server-kill", away, ""), Exited(killed, "agent", AGENT, -9, True))
         late = [found for found in violations(again(faults(clean()))) if found.key == DEEP.key and "began" in found.what]
         assert (late == []) is right, (away, killed)
+    for step, right in (("publish/cancel", True), ("publish/listen", False)):
+        faults = with_(Hit(8.5, "agent-kill", 8.5, f"agent-1 at {step}", (AGENT,)), Exited(8.5, "agent", AGENT, -9, True))
+        late = [found for found in violations(again(faults(clean()))) if found.key == DEEP.key and "began" in found.what]
+        assert (late == []) is right, step
+
+
+def test_what_a_worker_had_taken_when_the_server_lost_it_ends_with_its_time() -> None:
+    """Nobody can cancel it; what was made after the loss is known."""
+    [begun] = [each for each in clean() if isinstance(each, Begun) and each.key == ECHO.key]
+    for at, right in ((begun.at - 0.001, True), (0.5, False)):
+        found = violations(with_(Hit(at, "flushall", at, ""))(changed(Left, ECHO.key, at=25.0)(clean())))
+        assert ("executions" not in {each.rule for each in found if each.key == ECHO.key}) is right, at
 
 
 def test_a_worker_that_leaves_answers_what_it_had_begun_of_a_session() -> None:
@@ -297,6 +309,14 @@ def test_a_session_that_the_server_lost_has_another_worker_beside_the_first(at: 
     late = changed(Ended, SITS[3].key, output=f"{SITS[3].key}:1.5:3", began=9.0)
     found = violations(with_(Hit(at, "flushall", until, ""))(late(clean())))
     assert ("session" not in {each.rule for each in found}) is right
+
+
+def test_a_worker_beside_the_one_that_has_a_session_does_not_take_it_over() -> None:
+    """It did not know yet that the server had lost whose the session is, and those that follow come from the first one."""
+    beside = changed(Ended, SITS[1].key, output=f"{SITS[1].key}:3.9:1")(clean())
+    beside = changed(Ended, SITS[2].key, output=f"{SITS[2].key}:1.5:2")(beside)
+    assert "session" in {each.rule for each in violations(beside)}
+    assert "session" not in {each.rule for each in violations(with_(Hit(9.05, "flushall", 9.05, ""))(beside))}
 
 
 def test_a_call_of_a_dead_agent_may_outlive_it_by_as_many_streams_as_there_are_others() -> None:

@@ -228,6 +228,8 @@ async def _flushall(driver: Driver, fault: Aimed, random: Random) -> What:
     return driver.command(b"FLUSHALL"), ()
 
 
+# Commands without keys, which no other node is in charge of.
+_KEYLESS = frozenset({"PING", "TIME", "PUBLISH", "SCAN", "FLUSHALL"})
 _TEXTS: dict[str, Callable[[str, bool, bool], str]] = {}
 """Texts of refusals by their codes, for what each of them concerns."""
 
@@ -254,8 +256,8 @@ _refusing("BUSY", "Redis is busy running a script. You can only call SCRIPT KILL
           only=lambda name, writes, grows: True)  # fmt: skip
 _refusing("LOADING", "Redis is loading the dataset in memory", 0.2, 1.0, only=lambda name, writes, grows: True)
 _refusing("READONLY", "You can't write against a read only replica.", 0.1, 1.0, only=lambda name, writes, grows: writes)
-_refusing("MOVED", "1234 server:6379", 0.1, 0.6, only=lambda name, writes, grows: True)
-_refusing("ASK", "1234 server:6379", 0.1, 1.0, only=lambda name, writes, grows: True)
+_refusing("MOVED", "1234 server:6379", 0.1, 0.6, only=lambda name, writes, grows: name not in _KEYLESS)
+_refusing("ASK", "1234 server:6379", 0.1, 1.0, only=lambda name, writes, grows: name not in _KEYLESS)
 _refusing("TRYAGAIN", "Multiple keys request during rehashing of slot", 0.1, 1.0, only=lambda name, writes, grows: name == "script")
 
 

@@ -67,6 +67,8 @@ def _unwanted_since(case: Case, silences: list[_Silence], planned: Planned) -> f
             began <= gone.at and (until > cancelled.at or until + _AGAIN > gone.at) and (not whose or cancelled.pid in whose)
             for began, until, whose in silences
         )
+        # Or it died as it said so.
+        unheard = unheard or any(hit.what.endswith("at publish/cancel") and cancelled.pid in hit.pids for hit in case.history.of(Hit))
         return gone.at + _unnoticed(case) if unheard else cancelled.at
     if issued is None or planned.key in case.ended or not case.abandoned(issued):
         return None

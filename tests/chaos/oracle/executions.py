@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from tests.chaos.history import Hit, Left
 from tests.chaos.oracle.case import MARGIN, Case, Violation, noticed
+from tests.chaos.plan import inner
 from tests.chaos.schedule import LOSSY
 
 # What takes no living worker's lease or entries away.
@@ -83,8 +84,9 @@ def lifetimes(case: Case) -> Iterator[Violation]:
         planned = case.work(key)
         for begun in records:
             over = case.over(begun)
-            # What the server lost, nobody can cancel: it ends with its time.
-            lost = any(hit.kind in LOSSY and hit.until > begun.at for hit in case.history.of(Hit))
+            # What the server lost, nobody can cancel: it ends with its time, also when its worker had only taken it then.
+            issued = case.issued.get(key.removesuffix(inner("")), begun)
+            lost = any(hit.kind in LOSSY and hit.until > min(issued.at, begun.at) for hit in case.history.of(Hit))
             if quiet is not None and over > quiet.at and begun.at < quiet.at and not lost:
                 yield Violation(
                     "executions", f"attempt {begun.attempt} still runs in process {begun.pid} although every call has ended", key

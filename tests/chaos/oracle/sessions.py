@@ -28,7 +28,9 @@ def sessions(case: Case) -> Iterator[Violation]:
             # What a worker still answers that was told to leave is neither late nor a new life.
             drains = _drains(case, token, ended.at)
             if token not in lives and not drains:
-                lives.append(token)
+                # One beside the first is none that takes it over.
+                if not (lives and _owner_was_lost(case, ended)):
+                    lives.append(token)
             elif not drains and token != lives[-1] and not _owner_was_lost(case, ended):
                 told = f"{_process(token)} answered after {_process(lives[-1])} had taken the session {session} over"
                 yield Violation("session", told, ended.key)
