@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.servers import eventually
 from toolbus import Blob, ConfigurationError, Progress, Session, ToolError, ToolResult, ToolService, invocation, tool
+from toolbus.bus.broker.held.confirmations import DeadlineNotes
+from toolbus.bus.broker.replies.finish import Endings, Outbox
+from toolbus.bus.broker.take.sessions import Snapshots
+from toolbus.bus.broker.worker import Beginnings
 from toolbus.bus.values.events import Finished, Started, Text
 from toolbus.bus.values.results import CallCancelled, EnvelopeError
 from toolbus.middleware import Timeout
 from toolbus.testing import InvocationEnvironment, NestedCall
+from toolbus.testing.environment import Recorder
 
 pytestmark = pytest.mark.anyio
 
@@ -171,6 +177,27 @@ async def test_nested_calls_are_answered_by_stand_ins() -> None:
     (call,) = outcome.calls
     assert (call.tool, call.arguments, call.options["user"]) == ("search", {"query": "tea"}, "al")
     assert isinstance(call, NestedCall)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Endings.finish,
+        Endings.bury,
+        Snapshots.forget,
+        Beginnings.begin,
+        DeadlineNotes.write,
+        Outbox.before_sending,
+        Outbox.send,
+        Outbox.room,
+    ],
+    ids=lambda step: step.__qualname__,
+)
+def test_a_handler_is_run_with_the_steps_of_a_worker(step: Callable[..., Any]) -> None:
+    """The stand-in for a worker's broker takes what its steps take, and is awaited as they are."""
+    stand_in = getattr(Recorder, step.__name__)
+    assert list(inspect.signature(stand_in).parameters) == list(inspect.signature(step).parameters)
+    assert inspect.iscoroutinefunction(stand_in) is inspect.iscoroutinefunction(step)
 
 
 async def test_a_handler_ends_at_its_deadline() -> None:

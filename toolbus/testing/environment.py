@@ -226,7 +226,7 @@ class Recorder:
         """Send the frames in the next turn of the event loop."""
         asyncio.get_running_loop().call_soon(pack)
 
-    def forget(self, delivery: Delivery) -> None:
+    async def forget(self, delivery: Delivery) -> None:
         """Do nothing: no snapshot is kept here."""
 
     async def room(self) -> None:
@@ -240,7 +240,7 @@ class Recorder:
         for each in frames:
             self._events += self._assembly.feed(each)
 
-    def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False) -> None:
+    def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False, forgets: bool = False) -> None:
         """Add the last frame."""
         self.send(delivery, frame)
 
