@@ -174,7 +174,7 @@ async def test_a_call_that_waits_for_its_turn_uses_no_attempt(place: Place) -> N
 
         for number in range(6):
             [[_, _, _, attempt]] = await steps.link.execute("XPENDING", stream.key, "g", entry, entry, 1)
-            await steps.link.execute("HINCRBY", stream.fence, f"c:{stream.consumer}", 1)
+            await steps.link.execute("HSET", stream.fence, f"c:{stream.consumer}", f"moved {number}")
             await steps.link.execute("XCLAIM", stream.key, "g", f"dead{number}", 0, entry, "RETRYCOUNT", attempt)
             await eventually(is_here, timeout=10.0)
         assert stream.held[entry].tries == 1
