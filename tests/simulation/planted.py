@@ -40,12 +40,12 @@ PLANTED = MUTANTS | {
         "if true then",
     ),
     "A moved entry leaves the fence": Mutant(
-        f"{_LUA}/take/_fence.lua", "redis.call('HSET', fence, 'c:' .. consumer, string.format('%s.%.0f', process, now))", ""
+        f"{_LUA}/take/_fence.lua", "redis.call('HSET', fence, 'c:' .. consumer, counter:sub(1, 80))", ""
     ),
     "A fence returns after a loss": Mutant(
         f"{_LUA}/take/_fence.lua",
-        "if last and last >= now and last < now + 1000 then now = last + 1 end",
-        "if last then process, now = '', last + 1 end",
+        "string.format('%s.%d%06d.%d.%s', process, time[1], time[2], count, before:match('%w*$'))",
+        "string.format('.%d.%s', count, before:match('%w*$'))",
     ),
     "Two runs have one attempt number": Mutant(f"{_LUA}/recover/hand_back.lua", "      attempt = attempt + 1\n", ""),
     "A service starves": Mutant(f"{_LUA}/take/take.lua", "table.insert(found, 1, last)", "table.insert(found, 1, #KEYS)"),

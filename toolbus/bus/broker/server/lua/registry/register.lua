@@ -1,11 +1,10 @@
 #!lua flags=allow-oom
 -- include streams/_streams
 -- include registry/_registry
--- include take/_fence
 -- Publish a service and its tools for one instance: all of it, or nothing when a name belongs to another owner.
 -- KEYS (after the common six): the service's four, then tables of services for which names may be held that do not exist any more
 -- ARGV (after the common four): 5 service, 6 instance, 7 owner, 8 digest, 9 publication, 10 lease (ms),
---       11 random text for the generation of a group that has to be made, 12 scale to zero ("1"), 13 queue, 14 earlier start number or 0, then tool names
+--       11 random text for this consumer's first counter, and for the generation of a group that has to be made, 12 scale to zero ("1"), 13 queue, 14 earlier start number or 0, then tool names
 -- Returns {"ok", start number, generation, counter} or {"refused", name, owner, name, owner, ...}
 local service, instance, owner, digest = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local own = keys_of(1)
@@ -52,7 +51,7 @@ if type(made) ~= 'table' or made.ok or redis.call('HEXISTS', fence, 'generation'
   redis.call('HSET', fence, 'generation', generation)
 end
 -- One that was forgotten while it was cut off must not come back with the number under which it lost everything.
-if redis.call('HEXISTS', fence, 'c:' .. instance) == 0 then bump_fence(fence, instance) end
+redis.call('HSETNX', fence, 'c:' .. instance, ARGV[11])
 redis.call('HSET', fence, 'l:' .. instance, ARGV[10])
 redis.call('PEXPIRE', queue, ttl)
 redis.call('PEXPIRE', fence, ttl)

@@ -5,16 +5,16 @@ local function fence_state(fence, consumer)
   return state[1] or '', state[2] or ''
 end
 
--- Say that entries were moved away from a consumer. Its counter names the server process and the time (us), so that it is none that a worker
--- may know: not with a consumer that was forgotten, nor after a server has lost what it had written last, whatever its clock does.
+-- Say that entries were moved away from a consumer: count on what is random since it registered. The server process and the time (us) stand
+-- before it, so that a counter is none that a worker may know: not of a consumer that was forgotten, nor after the server has lost something.
 local function bump_fence(fence, consumer)
   local said = redis.pcall('INFO', 'server')
   local process = type(said) == 'string' and said:match('run_id:(%x%x%x%x%x%x%x%x)') or ''
   local time = redis.call('TIME')
-  local now = time[1] * 1000000 + time[2]
-  local last = tonumber((redis.call('HGET', fence, 'c:' .. consumer) or ''):match('%d+$'))
-  if last and last >= now and last < now + 1000 then now = last + 1 end
-  redis.call('HSET', fence, 'c:' .. consumer, string.format('%s.%.0f', process, now))
+  local before = redis.call('HGET', fence, 'c:' .. consumer) or ''
+  local count = (tonumber(before:match('%.(%d+)%.%w*$')) or 0) % 1000000 + 1
+  local counter = string.format('%s.%d%06d.%d.%s', process, time[1], time[2], count, before:match('%w*$'))
+  redis.call('HSET', fence, 'c:' .. consumer, counter:sub(1, 80))
 end
 
 -- A consumer without a counter was forgotten: whatever it knows, it may have lost everything since.
