@@ -345,6 +345,17 @@ def test_a_run_that_goes_on_is_not_begun_again() -> None:
     assert violations(other(clean())) == []
 
 
+def test_a_failure_has_its_last_attempt_when_there_is_no_time_for_another() -> None:
+    """Before that it is tried again."""
+    [ended] = [each for each in clean() if isinstance(each, Ended) and each.key == FLAKY.key]
+    for left, right in ((0.5, True), (5.0, False)):
+        failed = changed(
+            Ended, FLAKY.key, success=False, output=None, error="tool_error", code="not_yet", at=ended.began + FLAKY.timeout - left
+        )
+        found = {each.rule for each in violations(failed(clean())) if each.key == FLAKY.key and "not_yet" in each.what}
+        assert (found == set()) is right, left
+
+
 def test_unknown_outcomes_are_for_once_work_only() -> None:
     """``outcome_unknown`` is an answer for work that must not be repeated, and a violation for all else."""
     fields = {"success": False, "output": None, "error": "outcome_unknown"}

@@ -14,6 +14,8 @@ from tests.chaos.schedule import PURGE
 
 # Their handlers call others or ask somebody, and pass on how that ended.
 _CALLING = frozenset({"nested", "deep", "ask"})
+# Longest pause of a tool that fails at first, before its next attempt.
+_PAUSE = 1.0
 # A connection carries nothing more, and nobody is told; or the server answers nothing else than that it does not.
 _SILENCES = frozenset({"half-open", "partition", "client-pause"})
 
@@ -93,7 +95,10 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
     match planned.tool:
         case "crash" | "segfault" if ended.error in {"tool_error", "deadline_exceeded"}:
             return ""
-        case "flaky" | "stumble" if ended.code == "not_yet" and began >= case.options.max_deliveries - 1:
+        # The last attempt that there is, or that has time.
+        case "flaky" | "stumble" if ended.code == "not_yet" and (
+            began >= case.options.max_deliveries - 1 or ended.at > ended.began + planned.timeout - _PAUSE
+        ):
             return ""
         case "hang" if ended.error == "deadline_exceeded":
             return ""
