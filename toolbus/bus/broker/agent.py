@@ -286,7 +286,7 @@ class AgentBroker:
         await link.settled()
         # A worker that died can't forget what it kept.
         digest = session_digest(user, session)
-        await link.execute("DEL", *(self._keys.snapshot(queue, digest) for queue in queues), repeatable=True)
+        await link.execute("DEL", *(self._keys.snapshot(queue, digest) for queue in sorted(queues)), repeatable=True)
         await self._tell(queues, f"end {msgspec.json.encode((user, session)).decode()}")
 
     async def leave_sessions(self, queues: Collection[str]) -> None:
@@ -299,7 +299,7 @@ class AgentBroker:
 
     async def _tell(self, queues: Collection[str], message: str) -> None:
         link = self.steps.link
-        await asyncio.gather(*(link.execute("PUBLISH", self._keys.wake(queue), message, repeatable=True) for queue in queues))
+        await asyncio.gather(*(link.execute("PUBLISH", self._keys.wake(queue), message, repeatable=True) for queue in sorted(queues)))
 
     # -- static descriptors -----------------------------------------------------------------------
 
