@@ -43,7 +43,7 @@ def epoch_of(generation: bytes) -> int:
 
 
 @functools.lru_cache(64)
-def made_behind(generation: bytes) -> EntryNumbers:
+def newest_before(generation: bytes) -> EntryNumbers:
     """Return the numbers of the newest entry that was there when the group was made; none if there was none, or that is not known."""
     try:
         return numbers_of(generation.split(b".")[2])
@@ -151,7 +151,7 @@ class Delivery(msgspec.Struct, eq=False):
         """True if an earlier attempt may have begun: one that counts, or any that this server process or this group may not know of."""
         if self.tries > 1 or self.server not in {b"", self.queue.server} or self.entry in self.queue.unfinished:
             return True
-        return numbers_of(self.entry) <= made_behind(self.queue.fence_known.generation)
+        return numbers_of(self.entry) <= newest_before(self.queue.fence_known.generation)
 
     def again(self, attempt: int, run: str) -> Self:
         """Return the same request for a further run on this worker."""

@@ -50,7 +50,7 @@ if type(made) ~= 'table' or made.ok or redis.call('HEXISTS', fence, 'generation'
   local generation = string.format('%d.%s%s', (before or 0) + 1, ARGV[11], behind)
   redis.call('HSET', fence, 'generation', generation)
 end
--- One that was forgotten while it was cut off must not come back with the number under which it lost everything.
+-- One that was forgotten while it was cut off must not come back with the counter under which it lost everything.
 redis.call('HSETNX', fence, 'c:' .. instance, ARGV[11])
 redis.call('HSET', fence, 'l:' .. instance, ARGV[10])
 redis.call('PEXPIRE', queue, ttl)
