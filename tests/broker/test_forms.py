@@ -43,7 +43,7 @@ SCRIPTS = {script.name: script for script in scripts.ALL}
 FORMS = {**{script.name: script.form for script in scripts.ALL}, **COMMANDS}
 CASES = [(name, wrong) for name, form in FORMS.items() for wrong, (_, parsed) in WRONG.items() if not fits(parsed, form)]
 # What a call meets, a beat, and what looks for lost work.
-OFTEN = ["PING", "XREAD", "XREADGROUP", "finish/finish", "lease/beat", "publish/publish", "recover/reap", "registry/register", "take/start"]
+OFTEN = ["TIME", "XREAD", "XREADGROUP", "finish/finish", "lease/beat", "publish/publish", "recover/reap", "registry/register", "take/start"]
 ANSWERED_BY_PUSH = {"SUBSCRIBE"}
 # The lease thread asks by itself.
 OF_THE_LEASE_THREAD = {"EVALSHA"}

@@ -203,7 +203,7 @@ async def test_settled_waits_for_refused_commands(server: Server, link: Link) ->
         if command[0] == b"WRITE" and refusals:
             refusals -= 1
             return b"-TRYAGAIN not now\r\n"
-        return b"+" + command[0] + b"\r\n"
+        return b"+WRITE\r\n" if command[0] == b"WRITE" else b"*2\r\n$1\r\n1\r\n$1\r\n0\r\n"
 
     server.answer = answer
     link.send(("WRITE",), answers.append)

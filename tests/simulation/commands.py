@@ -71,11 +71,6 @@ def _number(word: bytes) -> float:
 # -- keys and strings ---------------------------------------------------------------------------------
 
 
-@_command("PING")
-def _ping(db: Storage, random: Random, words: list[bytes]) -> Any:
-    return words[0] if words else Status(b"PONG")
-
-
 @_command("TIME")
 def _time(db: Storage, random: Random, words: list[bytes]) -> Any:
     return [b"%d" % part for part in divmod(db.clock(), 1_000_000)]

@@ -229,7 +229,7 @@ async def _flushall(driver: Driver, fault: Aimed, random: Random) -> What:
 
 
 # Commands without keys, which no other node is in charge of.
-_KEYLESS = frozenset({"PING", "TIME", "PUBLISH", "SCAN", "FLUSHALL"})
+_KEYLESS = frozenset({"TIME", "PUBLISH", "SCAN", "FLUSHALL"})
 _TEXTS: dict[str, Callable[[str, bool, bool], str]] = {}
 """Texts of refusals by their codes, for what each of them concerns."""
 

@@ -43,7 +43,6 @@ def _given(random: Random) -> dict[str, Callable[[bytes], Words]]:
         return list(words) if random.random() < 0.4 else []
 
     return {
-        "PING": lambda key: maybe(b"x"),
         "TIME": lambda key: [],
         "DEL": lambda key: [key],
         "UNLINK": lambda key: [key],

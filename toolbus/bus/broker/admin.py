@@ -329,7 +329,6 @@ class Admin:
         times: list[float] = []
         for _ in range(trips):
             asked = time.perf_counter()
-            # A server that can't write to its disk refuses PING.
             await self._link.execute("TIME")
             times.append((time.perf_counter() - asked) * 1000)
         configured = await self._link.execute("CONFIG", "GET", "appendfsync") if configuration else {}

@@ -411,9 +411,9 @@ class WorkerSteps:
         if self.registration.active:
             self.links.start(self.registration.register_again(services))
 
-    def _listed(self, service: str, why: str) -> None:
+    def _listed(self, service: str, why_not: str) -> None:
         # The registration is made before the channel.
-        self.wake.listed(service, why)
+        self.wake.listed(service, why_not)
 
     def _keys_deleted(self) -> None:
         # They may have been a part of the registration.

@@ -224,7 +224,6 @@ COMMANDS: Mapping[str, Form] = MappingProxyType(
             "HSET": int,
             "INFO": bytes,
             "LRANGE": Flat,
-            "PING": bytes,
             "PTTL": int,
             "PUBLISH": int,
             "ROLE": list,

@@ -82,14 +82,14 @@ class WakeChannel(msgspec.Struct, eq=False):
                 self.start(self.upkeep.take_back(stream))
             self.intake.interrupt()
 
-    def listed(self, service: str, why: str) -> None:
+    def listed(self, service: str, why_not: str) -> None:
         """Take in why the registry has no lease of this worker for a service; empty when it has one."""
         stream = self.streams.get(service)
-        if stream is None or stream.unlisted == why:
+        if stream is None or stream.unlisted == why_not:
             return
-        news, stream.unlisted = bool(stream.unlisted) != bool(why), why
+        news, stream.unlisted = bool(stream.unlisted) != bool(why_not), why_not
         if news:
-            if not why:
+            if not why_not:
                 self.start(self.upkeep.take_back(stream))
             self.intake.interrupt()
 
