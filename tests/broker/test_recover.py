@@ -415,6 +415,16 @@ async def test_calls_of_dead_callers_end(recovery: Recovery) -> None:
     assert young.replies == alive
 
 
+async def test_what_is_taken_over_of_a_dead_caller_never_runs(recovery: Recovery) -> None:
+    """It may be what kills its workers, and nobody waits for it."""
+    recovery.trust()
+    recovery.missing = {KEYS.replies("agent")}
+    recovery.entries = [recovery.entry(1)]
+    await recovery.upkeep.recover()
+    assert [(delivery.entry, frame) for delivery, frame in recovery.finished] == [(b"1-0", b"")]
+    assert recovery.ran == []
+
+
 async def test_young_requests_are_not_checked(recovery: Recovery) -> None:
     """A reply stream outlives its agent for longer than they waited."""
     young = recovery.bench.hold(b"95001-0")

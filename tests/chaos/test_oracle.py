@@ -418,15 +418,18 @@ def test_a_worker_that_is_killed_between_the_count_of_an_attempt_and_its_handler
     assert any(what.startswith("tool_error/max_deliveries") for what in found) is not right
 
 
-@pytest.mark.parametrize(("why", "right"), [("died", True), ("client-pause", True), ("kill", False)])
-def test_a_caller_waits_for_an_answer_to_the_question_of_a_dead_worker(why: str, right: bool) -> None:
+@pytest.mark.parametrize(
+    ("why", "at", "right"),
+    [("died", 2.0, True), ("client-pause", 2.0, True), ("half-open", 0.5, True), ("client-pause", 0.5, False), ("kill", 2.0, False)],
+)
+def test_a_caller_waits_for_an_answer_to_the_question_of_a_dead_worker(why: str, at: float, right: bool) -> None:
     """Its time stands still until the call is run again, or the server can be asked; where nothing keeps the answer it has a deadline."""
     ask = Planned("a0-000000", 0, "ask", {"key": "a0-000000"}, 0.0, 2.0)
     first = Exited(1.5, "worker", WORKER + 1, -9, True) if why == "died" else Left(1.5, ask.key, 1, WORKER + 1, "ToolError")
     records = [Issued(1.0, ask.key, AGENT), Begun(1.1, ask.key, 1, WORKER + 1), first]
     records += [Begun(9.0, ask.key, 2, WORKER), Left(9.1, ask.key, 2, WORKER, "done")]
     records.append(Ended(9.2, ask.key, "id", AGENT, 1.0, True, f"{ask.key}:allowed", attempts=2))
-    records.append(Hit(2.0, "kill" if why == "died" else why, 3.0, ""))
+    records.append(Hit(at, "kill" if why == "died" else why, at, ""))
     found = judge(OPTIONS, [ask], History(records))
     assert (not any(each.what == "it ended 6.2 s after its deadline" for each in found)) is right
 

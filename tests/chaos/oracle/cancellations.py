@@ -43,7 +43,7 @@ def _late(case: Case, silences: list[_Silence], begun: Begun, since: float) -> I
     if any(hit.kind in LOSSY and hit.until + again > min(begun.at, since) for hit in case.history.of(Hit)):
         return
     agent = case.issued[begun.key.removesuffix(inner(""))].pid
-    # Nobody looks whether a caller is gone before what was taken over begins; but what runs is looked at all the time.
+    # Whether a caller is gone is asked before a call begins that has waited, and all the time while it runs.
     over, heard = case.over(begun), max(since, begun.at)
     if over > _by(case, silences, heard, begun.pid, agent):
         what = f"attempt {begun.attempt} in process {begun.pid} ran until {over - heard:.1f} s after nobody wanted it any more"

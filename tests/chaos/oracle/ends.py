@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.chaos.history import Ended, Hit, Planted
-from tests.chaos.oracle.case import MARGIN, Case, Violation, short
+from tests.chaos.oracle.case import MARGIN, Case, Violation, noticed, short
 from tests.chaos.oracle.outputs import expected
 from tests.chaos.oracle.sessions import bad_seat, is_about_state
 from tests.chaos.oracle.streams import bad_babble
@@ -37,13 +37,13 @@ def ends(case: Case) -> Iterator[Violation]:
 def deadlines(case: Case) -> Iterator[Violation]:
     """Each call ends by its deadline, or when its agent goes on after that."""
     stops = [hit for hit in case.history.of(Hit) if hit.kind == "agent-stop"]
-    silences = [hit.at for hit in case.history.of(Hit) if hit.kind in _SILENCES]
+    silences = [(hit.at, noticed(hit)) for hit in case.history.of(Hit) if hit.kind in _SILENCES]
     for key, records in case.ended.items():
         died = [case.over(run) for run in case.begun.get(case.planned[key].work, ()) if case.left(run) is None]
         for ended in records:
             # Where the server lost the question or refuses to be asked, the connection lost the answer, or a worker died as it asked, the
             # caller waits as long as an answer may take.
-            unheard = any(ended.began < at < ended.at for at in (*silences, *died))
+            unheard = any(at < ended.at and until > ended.began for at, until in silences) or any(ended.began < at < ended.at for at in died)
             if case.planned[key].tool == "ask" and (case.options.lossy or unheard):
                 continue
             stopped = sum(hit.until - hit.at for hit in stops if ended.pid in hit.pids and hit.at < ended.at and hit.until > ended.began)
