@@ -43,7 +43,8 @@ def deadlines(case: Case) -> Iterator[Violation]:
         for ended in records:
             # Where the server lost the question or refuses to be asked, the connection lost the answer, or a worker died as it asked, the
             # caller waits as long as an answer may take.
-            unheard = any(at < ended.at and until > ended.began for at, until in silences) or any(ended.began < at < ended.at for at in died)
+            unheard = any(at < ended.at and until > ended.began for at, until in silences)
+            unheard = unheard or any(ended.began < at < ended.at for at in died)
             if case.planned[key].tool == "ask" and (case.options.lossy or unheard):
                 continue
             stopped = sum(hit.until - hit.at for hit in stops if ended.pid in hit.pids and hit.at < ended.at and hit.until > ended.began)
