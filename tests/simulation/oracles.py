@@ -571,14 +571,14 @@ class Invariants:
         return known[1]  # type: ignore[no-any-return]
 
     def _fence(self, key: bytes, value: Hash) -> Iterator[str]:
-        """No counter becomes what it was before, also when the server has lost that it was."""
+        """No generation and no counter becomes what it was before, also when the server has lost that it was."""
         before: dict[bytes, bytes] = self._before(key, value, dict(value))
         generation = value.get(b"generation", b"")
-        for name, counter in value.items():
-            had = self._counters[key, generation, name]
-            if name.startswith(b"c:") and before.get(name) != counter and counter in had:
-                yield f"{name.decode()} is {counter.decode()} again"
-            had.add(counter)
+        for name in (each for each in value if each.startswith(b"c:") or each == b"generation"):
+            had = self._counters[key, generation if name.startswith(b"c:") else b"", name]
+            if before.get(name) != value[name] and value[name] in had:
+                yield f"{name.decode()} is {value[name].decode()} again"
+            had.add(value[name])
         self._known[key] = (value, dict(value))
 
     def _requests(self, key: bytes, value: Stream) -> Iterator[str]:

@@ -44,7 +44,7 @@ PLANTED = MUTANTS | {
     ),
     "A fence returns after a loss": Mutant(
         f"{_LUA}/take/_fence.lua",
-        "string.format('%s.%d%06d.%d.%s', process, time[1], time[2], count, before:match('%w*$'))",
+        "string.format('%s.%d.%s', stamp(), count, before:match('%w*$'))",
         "string.format('.%d.%s', count, before:match('%w*$'))",
     ),
     "Two runs have one attempt number": Mutant(f"{_LUA}/recover/hand_back.lua", "      attempt = attempt + 1\n", ""),

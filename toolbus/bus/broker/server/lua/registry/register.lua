@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
 -- include streams/_streams
+-- include take/_fence
 -- include registry/_registry
 -- Publish a service and its tools for one instance: all of it, or nothing when a name belongs to another owner.
 -- KEYS (after the common six): the service's four, then tables of services for which names may be held that do not exist any more
@@ -38,6 +39,8 @@ for i = 15, #ARGV do
 end
 if #refused > 1 then return refused end
 
+-- Where its answer is lost, this is sent again, and brings its random text again.
+local random = stamp() .. ARGV[11]
 -- A group that had to be made anew knows nothing of earlier deliveries: a new generation fences them off.
 local made = redis.pcall('XGROUP', 'CREATE', queue, 'g', '0', 'MKSTREAM')
 if type(made) ~= 'table' or made.ok or redis.call('HEXISTS', fence, 'generation') == 0 then
@@ -47,11 +50,11 @@ if type(made) ~= 'table' or made.ok or redis.call('HEXISTS', fence, 'generation'
   -- With the newest of the entries that an earlier group may have delivered.
   local found = redis.pcall('XREVRANGE', queue, '+', '-', 'COUNT', 1)
   local behind = not found.err and found[1] and '.' .. found[1][1] or ''
-  local generation = string.format('%d.%s%s', (before or 0) + 1, ARGV[11], behind)
+  local generation = string.format('%d.%s%s', (before or 0) + 1, random, behind)
   redis.call('HSET', fence, 'generation', generation)
 end
 -- One that was forgotten while it was cut off must not come back with the counter under which it lost everything.
-redis.call('HSETNX', fence, 'c:' .. instance, ARGV[11])
+redis.call('HSETNX', fence, 'c:' .. instance, random)
 redis.call('HSET', fence, 'l:' .. instance, ARGV[10])
 redis.call('PEXPIRE', queue, ttl)
 redis.call('PEXPIRE', fence, ttl)

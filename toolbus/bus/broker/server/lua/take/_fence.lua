@@ -5,15 +5,19 @@ local function fence_state(fence, consumer)
   return state[1] or '', state[2] or ''
 end
 
--- Say that entries were moved away from a consumer: count on what is random since it registered. The server process and the time (us) stand
--- before it, so that a counter is none that a worker may know: not of a consumer that was forgotten, nor after the server has lost something.
-local function bump_fence(fence, consumer)
+-- The server process and its time (us), for what must be none that a worker may know, also after the server has lost something.
+local function stamp()
   local said = redis.pcall('INFO', 'server')
   local process = type(said) == 'string' and said:match('run_id:(%x%x%x%x%x%x%x%x)') or ''
   local time = redis.call('TIME')
+  return string.format('%s%d%06d', process, time[1], time[2])
+end
+
+-- Say that entries were moved away from a consumer: count on what is random since it registered, which one that was forgotten can't know.
+local function bump_fence(fence, consumer)
   local before = redis.call('HGET', fence, 'c:' .. consumer) or ''
   local count = (tonumber(before:match('%.(%d+)%.%w*$')) or 0) % 1000000 + 1
-  local counter = string.format('%s.%d%06d.%d.%s', process, time[1], time[2], count, before:match('%w*$'))
+  local counter = string.format('%s.%d.%s', stamp(), count, before:match('%w*$'))
   redis.call('HSET', fence, 'c:' .. consumer, counter:sub(1, 80))
 end
 
