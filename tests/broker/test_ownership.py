@@ -257,22 +257,22 @@ async def test_a_session_that_no_call_opened_is_renewed_no_more(owning: Owning) 
 async def test_sessions_that_end_are_given_up_together(owning: Owning) -> None:
     """Sessions that end in one tick are given up in one script, only by their owner; a session that is not here is left alone."""
     await owning.settle(owning.take("one"), owning.take("two"))
-    owning.ownership.release("pool", ("u", "one"), lost=False)
-    owning.ownership.release("pool", ("u", "two"), lost=False)
-    owning.ownership.release("pool", ("u", "two"), lost=False)
-    owning.ownership.release("other", ("u", "one"), lost=False)
+    owning.ownership.release("pool", ("u", "one"), "closed")
+    owning.ownership.release("pool", ("u", "two"), "closed")
+    owning.ownership.release("pool", ("u", "two"), "closed")
+    owning.ownership.release("other", ("u", "one"), "closed")
     await asyncio.sleep(0)
     assert [len(keys) for keys in owning.bench.link.keys("disown")] == [4]
-    assert owning.bench.link.args("disown") == [("mine", 0, 0)]
+    assert owning.bench.link.args("disown") == [("mine", "closed", "closed")]
 
 
 async def test_a_session_that_nobody_ended_is_given_up_as_lost(owning: Owning) -> None:
     """Its next owner is told, so that no call runs silently on a new state."""
     await owning.settle(owning.take("one"), owning.take("two"))
-    owning.ownership.release("pool", ("u", "one"), lost=True)
-    owning.ownership.release("pool", ("u", "two"), lost=False)
+    owning.ownership.release("pool", ("u", "one"), "lost")
+    owning.ownership.release("pool", ("u", "two"), "kept")
     await asyncio.sleep(0)
-    assert owning.bench.link.args("disown") == [("mine", 1, 0)]
+    assert owning.bench.link.args("disown") == [("mine", "lost", "kept")]
 
 
 async def test_an_inherited_session_is_told_with_the_time_of_the_answer(owning: Owning) -> None:
@@ -293,7 +293,7 @@ async def test_a_run_is_doubted_when_its_session_is_this_workers_no_longer(ownin
         owning.verdicts = [b"moved"]
         await owning.settle(owning.take())
     else:
-        owning.ownership.release("pool", ("u", "s"), lost=False)
+        owning.ownership.release("pool", ("u", "s"), "closed")
     assert owning.ownership.doubts(one)
     owning.ownership.leave()
     assert not owning.ownership.doubts(one)
@@ -362,10 +362,10 @@ async def test_the_key_of_an_owner_is_the_same_for_every_worker(owning: Owning) 
     stream = owning.bench.stream
     key = KEYS.session("pool", digest)
     assert owning.bench.link.keys("own") == [(stream.key, stream.fence, KEYS.live, KEYS.pulse, KEYS.instances("pool"), key)]
-    owning.ownership.release("pool", ("u", "one"), lost=False)
+    owning.ownership.release("pool", ("u", "one"), "closed")
     await asyncio.sleep(0)
     assert owning.bench.link.keys("disown") == [(key, KEYS.snapshot("pool", digest))]
-    owning.ownership.release("pool", ("u", "one"), lost=False)
+    owning.ownership.release("pool", ("u", "one"), "closed")
     await asyncio.sleep(0)
     assert len(owning.bench.link.keys("disown")) == 1
 
@@ -374,7 +374,7 @@ async def test_many_sessions_that_end_are_given_up_in_parts(owning: Owning) -> N
     """No script names more keys than it can bear."""
     await owning.settle(*(owning.take(str(number)) for number in range(300)))
     for number in range(300):
-        owning.ownership.release("pool", ("u", str(number)), lost=False)
+        owning.ownership.release("pool", ("u", str(number)), "closed")
     await asyncio.sleep(0)
     assert [len(keys) for keys in owning.bench.link.keys("disown")] == [512, 88]
 

@@ -177,4 +177,4 @@ class Sessions:
         self.alone.pop((user, session), None)
         if self.states.pop((user, session), None) is not None or has("no-own"):
             keys = [f"{PREFIX}{kind}:{SERVICE}:{digest(user, session)}" for kind in ("sess", "snap")]
-            await self.script("sessions/disown", keys, self.me, "")
+            await self.script("sessions/disown", keys, self.me, "closed")

@@ -148,7 +148,7 @@ class Scene:
                 (queue, fence, keys.live, keys.pulse, instances, *owners),
                 ("mine", "pool", "0.x", 1000, 1000, wake, 6, "1-0", 1, 0, 7, "2-0", 1, 1),
             ),
-            Run(scripts.DISOWN, owners, ("mine",)),
+            Run(scripts.DISOWN, owners, ("mine", "closed")),
             Run(scripts.HAND_BACK, (queue, fence), ("mine", "", "", wake, "pool", "", 10, "")),
             Run(scripts.REGISTER, service, (*common, "pool", "mine", "owner", "dg2", "{}", 1000, "new", 0, "pool", 0, "tool")),
             Run(

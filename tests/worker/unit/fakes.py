@@ -86,6 +86,7 @@ class FakeBroker:
         self.ends: list[End] = []
         self.buried: list[Buried] = []
         self.handed_back: list[Delivery] = []
+        self.released: list[str] = []
         self.offered: list[Delivery] = []
         self.noted: list[tuple[str, int, Ending]] = []
         self.retried: list[Delivery] = []
@@ -191,8 +192,8 @@ class FakeBroker:
     async def holds(self, delivery: Delivery) -> bool:
         return True
 
-    def release(self, service: str, pair: tuple[str, str], *, lost: bool) -> None:
-        pass
+    def release(self, service: str, pair: tuple[str, str], state: str) -> None:
+        self.released.append(state)
 
     def note(self, delivery: Delivery, ending: Ending, *, sampled: bool, kept: bool, left_out: int) -> None:
         self.noted.append((delivery.request.tool, delivery.attempt, ending))

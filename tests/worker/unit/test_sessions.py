@@ -28,7 +28,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(loop)
         self.clock = loop.time
-        self.broker = SimpleNamespace(steps=SimpleNamespace(ownership=SimpleNamespace(release=lambda *which, lost: None), snapshots=None))
+        self.broker = SimpleNamespace(steps=SimpleNamespace(ownership=SimpleNamespace(release=lambda *which: None), snapshots=None))
         self.cleaned: list[Session | None] = []
         self.failure: Exception | None = None
         self.asked = 0
@@ -327,6 +327,29 @@ async def test_a_call_that_another_worker_has_when_its_session_begins_does_not_r
     bench.slots.start(bench.delivery("say", user="u", session="s"))
     await asyncio.sleep(1)
     assert (ran, bench.broker.ends, unhandled, bench.slots.free) == ([], [], [], 2)
+
+
+@pytest.mark.parametrize(("opens", "reason", "left"), [(True, "left", "lost"), (False, "left", "kept"), (False, "closed", "closed")])
+async def test_a_session_that_did_not_begin_here_keeps_what_another_worker_left(opens: bool, reason: str, left: str) -> None:
+    """Its snapshot goes when its caller closes it, and whoever has it next is told of a loss only where there was something to lose."""
+
+    class Refusing(Pages):
+        """Refuses sessions."""
+
+        id = "refusing"
+
+        def open_session(self, session: Session) -> list[str]:  # type: ignore[override]
+            if not opens:
+                raise ToolError("not now")
+            return super().open_session(session)
+
+    bench = Bench(Refusing())
+    Kept(bench)
+    bench.slots.start(bench.delivery("write", {"what": "one"}, user="u", session="s"))
+    await asyncio.sleep(1)
+    bench.slots.sessions.services["refusing"].end(Session("u", "s"), reason)
+    await asyncio.sleep(1)
+    assert bench.broker.released == [left]
 
 
 async def test_a_call_that_was_stopped_leaves_no_snapshot(gate: asyncio.Event) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import session_of
 from toolbus.bus.broker.statistics.answers import OpenSession
+from toolbus.bus.broker.take.sessions import StateLeft
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.envelope import EntryNumbers, Request, numbers_of
@@ -282,7 +283,8 @@ class OpenSessions:
         del self._open[session]
         wanted = reason == "closed"
         if not found.waiting:
-            self._broker.steps.ownership.release(self._served.id, session, lost=not wanted and found.state.is_begun)
+            state: StateLeft = "closed" if wanted else "lost" if found.state.is_begun else "kept"
+            self._broker.steps.ownership.release(self._served.id, session, state)
             return
         runs = sorted(found.waiting, key=lambda run: numbers_of(run.delivery.entry))
         upto = () if wanted else numbers_of(runs[-1].delivery.entry)

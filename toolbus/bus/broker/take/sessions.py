@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -45,6 +45,11 @@ _NO_LEASE = (math.inf, 0.0)
 SessionName = tuple[str, str]
 """User and session."""
 
+StateLeft = Literal["closed", "lost", "kept"]
+"""What becomes of the state of a session that is given up: its caller closed it, or whoever has it next is told of its loss, or it did not
+begin here, so that what another worker may have left stays.
+"""
+
 
 class Ownership(msgspec.Struct, eq=False):
     """The sessions of one worker's sticky services.
@@ -75,7 +80,7 @@ class Ownership(msgspec.Struct, eq=False):
     gaining: bool = False
     # Others may take the sessions of one that leaves, although its lease goes on.
     _leaves: bool = False
-    _given_up: list[tuple[tuple[str, str], int]] = []
+    _given_up: list[tuple[tuple[str, str], str]] = []
 
     def serve(self, stream: RequestStream) -> None:
         """Look after the sessions of a service."""
@@ -267,12 +272,12 @@ class Ownership(msgspec.Struct, eq=False):
                 elif pair in owned:
                     self._gain(stream, owned, pair, asked, verdict)
 
-    def release(self, service: str, pair: SessionName, *, lost: bool) -> None:
+    def release(self, service: str, pair: SessionName, state: StateLeft) -> None:
         """Give up a session that has ended here. Returns at once; all of one tick go together."""
         for stream, owned in list(self._owned.items()):
             if stream.service == service and owned.pop(pair, None) is not None:
                 keys = self._key(stream, pair), self.keys.snapshot(stream.queue, session_digest(*pair))
-                self._given_up.append((keys, int(lost)))
+                self._given_up.append((keys, state))
                 if len(self._given_up) == 1:
                     asyncio.get_running_loop().call_soon(self._give_up)
 
@@ -281,7 +286,7 @@ class Ownership(msgspec.Struct, eq=False):
         for part in _parts(given_up):
             keys = tuple(key for pair, _ in part for key in pair)
             # Keys that stay, since this failed, have a TTL.
-            self.link.run(scripts.DISOWN, keys, (self.instance, *(lost for _, lost in part)), repeatable=True)
+            self.link.run(scripts.DISOWN, keys, (self.instance, *(state for _, state in part)), repeatable=True)
 
     async def before(self, deliveries: Sequence[Delivery]) -> list[list[bytes]]:
         """Return for each the entries that came before it in its session and have not ended.
@@ -304,7 +309,7 @@ class Ownership(msgspec.Struct, eq=False):
         return self.keys.session(stream.queue, session_digest(*pair))
 
 
-def _parts(given_up: list[tuple[tuple[str, str], int]]) -> Iterator[list[tuple[tuple[str, str], int]]]:
+def _parts(given_up: list[tuple[tuple[str, str], str]]) -> Iterator[list[tuple[tuple[str, str], str]]]:
     for start in range(0, len(given_up), _MOST):
         yield given_up[start : start + _MOST]
 
