@@ -276,7 +276,7 @@ def test_a_cancellation_may_die_with_its_agent() -> None:
         faults = with_(Hit(8.0, "server-kill", away, ""), Exited(killed, "agent", AGENT, -9, True))
         late = [found for found in violations(again(faults(clean()))) if found.key == DEEP.key and "began" in found.what]
         assert (late == []) is right, (away, killed)
-    for step, right in (("publish/cancel", True), ("publish/listen", False)):
+    for step, right in (("publish/cancel", True), ("publish/publish", True), ("publish/listen", False)):
         faults = with_(Hit(8.5, "agent-kill", 8.5, f"agent-1 at {step}", (AGENT,)), Exited(8.5, "agent", AGENT, -9, True))
         late = [found for found in violations(again(faults(clean()))) if found.key == DEEP.key and "began" in found.what]
         assert (late == []) is right, step

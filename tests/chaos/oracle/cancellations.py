@@ -11,6 +11,8 @@ from tests.chaos.schedule import LOSSY
 
 # While these last, word of a cancellation may not come through.
 _SILENCING = frozenset({"server-stop", "server-kill", "client-pause", "partition", "swallow", "delay", "stop", "agent-stop", "half-open"})
+# Steps in which an agent says so, or behind which it will.
+_SAYING = ("at publish/publish", "at publish/share", "at publish/cancel")
 # What was refused is tried again after so many seconds at most.
 _AGAIN = 1.0
 # A worker that sends to an agent that has just gone makes its reply stream anew, for an agent that may be there; the others take that as a
@@ -67,8 +69,8 @@ def _unwanted_since(case: Case, silences: list[_Silence], planned: Planned) -> f
             began <= gone.at and (until > cancelled.at or until + _AGAIN > gone.at) and (not whose or cancelled.pid in whose)
             for began, until, whose in silences
         )
-        # Or it died as it said so.
-        unheard = unheard or any(hit.what.endswith("at publish/cancel") and cancelled.pid in hit.pids for hit in case.history.of(Hit))
+        # Or it died as it said so, or before it knew that the call was published, behind which it says so.
+        unheard = unheard or any(hit.what.endswith(_SAYING) and cancelled.pid in hit.pids for hit in case.history.of(Hit))
         return gone.at + _unnoticed(case) if unheard else cancelled.at
     if issued is None or planned.key in case.ended or not case.abandoned(issued):
         return None
