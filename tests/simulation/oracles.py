@@ -179,10 +179,14 @@ def _shares(case: Case) -> Iterator[Violation]:
         return
     firsts = sorted((records[0].at, key) for key, records in case.begun.items() if key in case.issued)
     most, before = 2 * case.options.workers * case.options.concurrency + 8, dict[str, float]()
+    deaths = sorted(gone.at for gone in case.exits.values())
     for number, (at, key) in enumerate(firsts):
         session = case.planned[key].session
-        since = max(case.issued[key].at, before.get(session, 0.0)) if session else case.issued[key].at
+        since = case.issued[key].at
         if session:
+            # The session may be that of a worker which died, until its lease has ended and somebody has taken it over.
+            dead = [gone + 3 * case.options.lease for gone in deaths[: bisect(deaths, at)]]
+            since = max(since, before.get(session, 0.0), *dead)
             before[session] = max(before.get(session, 0.0), *map(case.over, case.begun[key]))
         passed = [each for began, each in firsts[:number] if began > since and case.issued[each].at > since]
         others = sum(bool(case.planned[each].session) != bool(session) for each in passed)

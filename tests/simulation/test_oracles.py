@@ -316,6 +316,13 @@ def _judged(records: list[AnyRecord], about: dict[str, Any]) -> list[str]:
     return [f"{found.rule} {found.key}: {found.what}" for rule in oracles.RULES for found in rule(case)]
 
 
+def test_a_session_waits_for_the_lease_of_a_worker_that_died() -> None:
+    """Calls of other services go on meanwhile; of a death that was long ago, nothing waits any more."""
+    [(_, (records, about))] = [each for each in RUNS.items() if "of another service" in each[0]]
+    for at, right in ((2.5, True), (-200.0, False)):
+        assert (_judged([*records, Exited(at, "worker", 8, -9, True)], about) == []) is right, at
+
+
 @pytest.mark.parametrize("told", RUNS)
 def test_each_rule_of_runs_is_broken_once(told: str) -> None:
     """One thing that goes wrong in a run is found, once."""
