@@ -7,6 +7,7 @@ import time
 from typing import Any, cast
 
 import pytest
+import redis
 
 from tests.broker.conftest import ScriptPlace
 from tests.servers import next_millisecond
@@ -185,6 +186,16 @@ def test_nothing_is_taken_when_the_server_has_not_heard_the_living(pool: Pool, l
     assert pool.reap() == []
     pool.pulse_is(-0.1, -0.1)
     assert pool.reap() == ids
+
+
+def test_a_beat_that_is_broken_off_is_no_pulse(pool: Pool) -> None:
+    """It has prolonged no lease, so that the living look dead once its key of another type is gone."""
+    pool.pulse_is(-0.4, -1.0)
+    before = pool.redis.get(pool.pulse)
+    pool.redis.set(pool.live, "no leases", ex=60)
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        pool.beat()
+    assert pool.redis.get(pool.pulse) == before
 
 
 def test_the_first_beat_after_a_silence_gives_the_living_a_lease_to_show_themselves(pool: Pool) -> None:
