@@ -13,7 +13,6 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import session_of
 from toolbus.bus.broker.statistics.answers import OpenSession
-from toolbus.bus.broker.take.sessions import StateLeft
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.envelope import EntryNumbers, Request, numbers_of
@@ -27,6 +26,7 @@ from toolbus.bus.worker.session_state import SessionState
 from toolbus.bus.worker.transitions import RunState
 
 if TYPE_CHECKING:
+    from toolbus.bus.broker.take.sessions import StateLeft
     from toolbus.bus.broker.worker import WorkerBroker
 
 # Seconds that one clean-up may take, and that calls of a closed session may take to stop.
