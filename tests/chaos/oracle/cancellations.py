@@ -69,7 +69,7 @@ def _unwanted_since(case: Case, silences: list[_Silence], planned: Planned) -> f
             began <= gone.at and (until > cancelled.at or until + _AGAIN > gone.at) and (not whose or cancelled.pid in whose)
             for began, until, whose in silences
         )
-        # Or it died as it said so, or before it knew that the call was published, behind which it says so.
+        # Or it died as it said so, or while it waited for the answer to its publication, behind which a cancellation is sent.
         unheard = unheard or any(hit.what.endswith(_SAYING) and cancelled.pid in hit.pids for hit in case.history.of(Hit))
         return gone.at + _unnoticed(case) if unheard else cancelled.at
     if issued is None or planned.key in case.ended or not case.abandoned(issued):

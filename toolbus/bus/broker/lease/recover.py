@@ -563,7 +563,7 @@ class Upkeep(msgspec.Struct, eq=False):
                 self._note_lost(delivery, entry.owner)
         self.recovered += len(deliveries)
         telemetry.count("toolbus.reclaimed", len(deliveries), messaging__destination__name=stream.service)
-        # What kills its workers would go on killing them.
+        # A call that kills its workers would go on killing them after its caller has died.
         deliveries = await self.abandoned.without(deliveries)
         if stream.sticky:
             deliveries = await self.ownership.settle(deliveries)

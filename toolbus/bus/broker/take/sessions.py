@@ -46,8 +46,8 @@ SessionName = tuple[str, str]
 """User and session."""
 
 StateLeft = Literal["closed", "lost", "kept"]
-"""What becomes of the state of a session that is given up: its caller closed it, or whoever has it next is told of its loss, or it did not
-begin here, so that what another worker may have left stays.
+"""The state of a session that is given up: closed by its caller, lost, of which the next worker is told, or kept, since none began here and
+another worker may have left a snapshot.
 """
 
 

@@ -39,7 +39,7 @@ for i = 15, #ARGV do
 end
 if #refused > 1 then return refused end
 
--- Where its answer is lost, this is sent again, and brings its random text again.
+-- A registration whose answer was lost is sent again with the same random text, also after the server has lost what the first one wrote.
 local random = stamp() .. ARGV[11]
 -- A group that had to be made anew knows nothing of earlier deliveries: a new generation fences them off.
 local made = redis.pcall('XGROUP', 'CREATE', queue, 'g', '0', 'MKSTREAM')

@@ -5,7 +5,7 @@ local function fence_state(fence, consumer)
   return state[1] or '', state[2] or ''
 end
 
--- The server process and its time (us), for what must be none that a worker may know, also after the server has lost something.
+-- The server process and its time (us): with them a fence never returns, also after the server has lost something.
 local function stamp()
   local said = redis.pcall('INFO', 'server')
   local process = type(said) == 'string' and said:match('run_id:(%x%x%x%x%x%x%x%x)') or ''
