@@ -185,6 +185,31 @@ async def test_an_opening_that_the_server_refuses_says_what_it_was_told(server: 
             await links.writing.execute("WRITE")
 
 
+async def test_what_each_connection_asks_for_is_done_once_more_and_not_as_often_as_it_was_asked(server: Server) -> None:
+    """A task that waits stays one, however often the connection comes and goes; what fails is done again when asked."""
+    links, done, answer = short_link.Links(Connector(server.url), on_failed=pytest.fail), list[str](), asyncio.Event()
+
+    async def ask(name: str) -> None:
+        done.append(name)
+        await answer.wait()
+        raise BrokerUnavailable("it is lost")
+
+    links.repeat(ask, "before it was opened")
+    async with links.opening(10):
+        for _ in range(100):
+            links.repeat(ask, "one")
+            links.repeat(ask, "two")
+            await asyncio.sleep(0)
+        assert done == ["one", "two"]
+        answer.set()
+        await eventually(lambda: done == ["one", "two", "one", "two"])
+        await asyncio.sleep(0)
+        links.repeat(ask, "one")
+        await eventually(lambda: done[4:] == ["one"])
+    await links.leave()
+    links.repeat(ask, "after it was left")
+
+
 @pytest.mark.usefixtures("slow")
 async def test_connections_that_open_and_end_are_made_less_and_less_often(server: Server, link: Link) -> None:
     """A server that closes at every command is no hot loop."""

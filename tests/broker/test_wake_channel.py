@@ -30,7 +30,7 @@ class Waking:
             confirmations=cast("Any", self),
             upkeep=cast("Any", self),
             intake=cast("Any", self),
-            start=bench.start,
+            repeat=lambda work, *args: bench.start(work(*args)),
             asked=lambda question: self.said.append(("asked", question)),
             everybodys=KEYS.wake_all,
         )

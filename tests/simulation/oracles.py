@@ -191,9 +191,26 @@ def _shares(case: Case) -> Iterator[Violation]:
         passed = [each for began, each in firsts[:number] if began > since and case.issued[each].at > since]
         others = sum(bool(case.planned[each].session) != bool(session) for each in passed)
         own = sum(began > since and bool(case.planned[each].session) == bool(session) for began, each in firsts[:number])
+        first = case.begun[key][0]
         # One that was taken by a worker which died before it began it waits for that one's lease.
-        if others > own + most and case.begun[key][0].attempt == 1:
+        if others <= own + most or first.attempt != 1:
+            continue
+        # The worker of its session was the only one that could run it.
+        freed = _freed(case, first.pid, at) if session else since
+        if sum(began > freed for began, each in firsts[:number] if each in passed) > own + most:
             yield Violation("executions", f"{others} calls of another service, made later, began before it ({at - since:.1f} s)", key)
+
+
+def _freed(case: Case, pid: int, before: float) -> float:
+    """Return when a worker last had a slot again after it had none, before a time (s); 0 when it always had one."""
+    runs = [each for records in case.begun.values() for each in records if each.pid == pid and each.at < before]
+    changes = sorted([(each.at, 1) for each in runs] + [(min(case.over(each), before), -1) for each in runs])
+    taken, freed = 0, 0.0
+    for at, change in changes:
+        if taken == case.options.concurrency and change < 0:
+            freed = at
+        taken += change
+    return freed
 
 
 def _punctual(case: Case) -> Iterator[Violation]:

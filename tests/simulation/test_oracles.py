@@ -304,7 +304,7 @@ RUNS: dict[str, tuple[list[AnyRecord], dict[str, Any]]] = {
     ),
     "executions a: 11 calls of another service, made later, began before it (99.0 s)": (
         [Issued(1.0, "a", 1), Begun(100.0, "a", 1, 7)]
-        + [record for key in _OTHERS for record in (Issued(2.0, key, 1), Begun(3.0, key, 1, 7), Left(4.0, key, 1, 7, "done"))],
+        + [record for key in _OTHERS for record in (Issued(2.0, key, 1), Begun(3.0, key, 1, 8), Left(4.0, key, 1, 8, "done"))],
         {"keys": ["a", *_OTHERS], "session": "s"},
     ),
     "one-end a: it ended 9.0 s after its deadline, as a success": ([Ended(70.0, "a", began=1.0, **_PAID)], {}),
@@ -326,7 +326,16 @@ def test_a_session_waits_for_the_lease_of_a_worker_that_died() -> None:
     """Calls of other services go on meanwhile; of a death that was long ago, nothing waits any more."""
     [(_, (records, about))] = [each for each in RUNS.items() if "of another service" in each[0]]
     for at, right in ((2.5, True), (-200.0, False)):
-        assert (_judged([*records, Exited(at, "worker", 8, -9, True)], about) == []) is right, at
+        assert (_judged([*records, Exited(at, "worker", 9, -9, True)], about) == []) is right, at
+
+
+def test_a_session_waits_for_a_slot_of_its_worker() -> None:
+    """Others are served by other workers meanwhile; nothing waits for a slot that is free, or has long been."""
+    [(told, (records, about))] = [each for each in RUNS.items() if "of another service" in each[0]]
+    about = about | {"keys": [*about["keys"], "before"]}
+    for over, right in ((99.0, True), (2.5, False)):
+        busy = Begun(1.5, "before", 1, 7), Left(over, "before", 1, 7, "done")
+        assert _judged([*records, *busy], about) == ([] if right else [told]), over
 
 
 @pytest.mark.parametrize("told", RUNS)

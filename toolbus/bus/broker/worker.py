@@ -297,7 +297,7 @@ class WorkerSteps:
             confirmations=self.confirmations,
             upkeep=self.upkeep,
             intake=self.intake,
-            start=self.links.start,
+            repeat=self.links.repeat,
             asked=Answering(
                 link, keys, clock, instance, self.streams, listener=listener, upkeep=self.upkeep, trouble=lambda: self.intake.trouble
             ).answer,

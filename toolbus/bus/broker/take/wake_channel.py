@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -29,7 +29,7 @@ class WakeChannel(msgspec.Struct, eq=False):
 
     Args:
         streams: the request streams by service, read afresh at each message.
-        start: runs a coroutine beside the others.
+        repeat: see ``Links.repeat``.
         asked: takes in a question for statistics.
         everybodys: the channel of all services, on which nothing but questions is followed.
     """
@@ -42,7 +42,7 @@ class WakeChannel(msgspec.Struct, eq=False):
     confirmations: Confirmations
     upkeep: Upkeep
     intake: Intake
-    start: Callable[[Coroutine[Any, Any, None]], None]
+    repeat: Callable[..., None]
     asked: Callable[[str], None]
     everybodys: str = ""
 
@@ -70,8 +70,8 @@ class WakeChannel(msgspec.Struct, eq=False):
     def catch_up(self) -> None:
         """Learn what was published while there was no connection. Returns at once."""
         for stream in self.streams.values():
-            self.start(self.read_cancelled(stream))
-            self.start(self.upkeep.take_back(stream))
+            self.repeat(self.read_cancelled, stream)
+            self.repeat(self.upkeep.take_back, stream)
 
     def pause(self, service: str, paused: bool, asked: float) -> None:
         """Take in whether a service was paused at a local monotonic time."""
@@ -79,7 +79,7 @@ class WakeChannel(msgspec.Struct, eq=False):
         if not stream.leaving and stream.pause(paused, asked):
             telemetry.log.info("service.paused" if paused else "service.resumed", service=service)
             if not paused:
-                self.start(self.upkeep.take_back(stream))
+                self.repeat(self.upkeep.take_back, stream)
             self.intake.interrupt()
 
     def listed(self, service: str, why_not: str) -> None:
@@ -90,7 +90,7 @@ class WakeChannel(msgspec.Struct, eq=False):
         news, stream.unlisted = bool(stream.unlisted) != bool(why_not), why_not
         if news:
             if not why_not:
-                self.start(self.upkeep.take_back(stream))
+                self.repeat(self.upkeep.take_back, stream)
             self.intake.interrupt()
 
     def receive(self, message: list[Any]) -> None:
@@ -118,9 +118,9 @@ class WakeChannel(msgspec.Struct, eq=False):
         elif word == "stats":
             self.asked(identifier(rest))
         elif word == "back" and rest in self.streams:
-            self.start(self.upkeep.take_back(self.streams[rest]))
+            self.repeat(self.upkeep.take_back, self.streams[rest])
         elif word == "dead" and rest in self.streams:
-            self.start(self.upkeep.recover())
+            self.repeat(self.upkeep.recover)
         elif word in {"pause", "resume"} and rest in self.streams:
             self.pause(rest, word == "pause", self.clock.monotonic())
         else:
@@ -129,7 +129,7 @@ class WakeChannel(msgspec.Struct, eq=False):
     def _dispatch_session(self, channel: str, word: str, rest: str) -> None:
         instance, _, service = rest.partition(" ")
         if word == "to" and instance == self.instance and service in self.streams:
-            self.start(self.upkeep.take_back(self.streams[service]))
+            self.repeat(self.upkeep.take_back, self.streams[service])
         for stream in [each for each in self.streams.values() if each.wake == channel]:
             if word == "left":
                 self.listener.sessions.left(stream.service, identifier(rest))

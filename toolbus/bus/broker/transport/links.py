@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -58,6 +58,8 @@ class Links:
         self._on_moved: Callable[[], None] | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._working: list[asyncio.Task[None]] = []
+        # What is done by ``repeat``, and whether it was asked for since it was last begun.
+        self._repeated: dict[tuple[Callable[..., Coroutine[Any, Any, None]], *tuple[Hashable, ...]], bool] = {}
         self._home: asyncio.Task[None] | None = None
         self._leaving = asyncio.Event()
 
@@ -141,6 +143,24 @@ class Links:
         task = self._tasks.create_task(_once(work))
         self._working.append(task)
         task.add_done_callback(self._working.remove)
+
+    def repeat(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Hashable) -> None:
+        """Do something as ``start`` does. Asked for while it is done, it is done once more afterwards, for all who asked.
+
+        So what waits for a connection is bounded, however often the connection comes and goes.
+        """
+        if self._tasks is None or self.closing:
+            return
+        begun = (work, *args) in self._repeated
+        self._repeated[work, *args] = True
+        if not begun:
+            self.start(self._repeat(work, *args))
+
+    async def _repeat(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Hashable) -> None:
+        while self._repeated[work, *args]:
+            self._repeated[work, *args] = False
+            await _once(work(*args))
+        del self._repeated[work, *args]
 
     def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]], *, every: float) -> None:
         """Do something lasting until ``leave`` cancels it; it begins again when it fails. ``every`` is as for ``keep_running``."""
