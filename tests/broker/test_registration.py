@@ -152,6 +152,28 @@ async def test_a_stream_tells_why_its_service_is_not_registered_again(registerin
     assert ("OOM no memory" if isinstance(answer, ReplyError) else "tool/echo") in registering.bench.stream.unlisted
 
 
+async def test_a_failure_is_logged_once_while_it_is_the_same(registering: Registering, caplog: pytest.LogCaptureFixture) -> None:
+    """Each beat registers again; another reason is news, and so is the same one after a success."""
+    registering.bench.link.answers["HMGET"] = lambda keys, args: [None] * (len(args) - 1)
+    for answer in (
+        ReplyError("OOM full"),
+        ReplyError("OOM full"),
+        ReplyError("MISCONF no disk"),
+        [b"ok", 4, *FENCE],
+        ReplyError("MISCONF no disk"),
+    ):
+        registering.bench.link.answers["register"] = answer
+        await registering.registration.register_again(["pool"])
+    said = [record.getMessage() for record in caplog.records]
+    failed = "service.register_failed service=pool error="
+    assert said == [
+        f'{failed}"OOM full"',
+        f'{failed}"MISCONF no disk"',
+        "service.registered_again service=pool",
+        f'{failed}"MISCONF no disk"',
+    ]
+
+
 async def test_a_refusal_is_logged_once_while_it_is_the_same(registering: Registering, caplog: pytest.LogCaptureFixture) -> None:
     """Each beat registers again, and the message tells how long it lasts; another owner is news."""
     told: list[str] = []

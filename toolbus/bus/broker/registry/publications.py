@@ -211,11 +211,11 @@ _SHARED = ("owner", "queue", "scale_to_zero", "current")
 
 
 class Published(msgspec.Struct):
-    """A publication of this process, with its place in the order of starts, and the names for which it was refused, if it was."""
+    """A publication of this process, with its place in the order of starts, and what the log told of a failure to register it again."""
 
     publication: Publication
     start: int
-    refused: dict[str, str] = {}
+    told: object = None
 
 
 class WorkerRegistration(msgspec.Struct, eq=False):
@@ -335,23 +335,25 @@ class WorkerRegistration(msgspec.Struct, eq=False):
                 continue
             try:
                 answer = await self.registry.register(published.publication, self.instance, published.start)
-            except RegistrationRefused as error:
-                # Each beat asks again, and the message says for how long still.
-                if error.names != published.refused:
-                    published.refused = error.names
-                    telemetry.log.error("service.refused", service=service, error=str(error))
-                self._unlist(service, error)
-            except BrokerError as error:
-                telemetry.log.warning("service.register_failed", service=service, error=str(error))
+            except (RegistrationRefused, BrokerError) as error:
+                self._tell(published, error)
                 self._unlist(service, error)
             else:
-                published.start, published.refused = answer.start, {}
+                published.start, published.told = answer.start, None
                 if service in self.streams:
                     self.streams[service].fence_is(answer.generation, answer.counter)
                 self.on_listed(service, "")
                 telemetry.log.warning("service.registered_again", service=service)
                 if not self.active:
                     await self.registry.unregister([f"{service}/{self.instance}"])
+
+    def _tell(self, published: Published, error: RegistrationRefused | BrokerError) -> None:
+        """Log once why a service could not register again: each beat asks, and the text of a refusal says for how long still."""
+        names = error.names if isinstance(error, RegistrationRefused) else None
+        told, published.told = published.told, names or str(error)
+        if published.told != told:
+            log, event = (telemetry.log.error, "service.refused") if names else (telemetry.log.warning, "service.register_failed")
+            log(event, service=published.publication.service.id, error=str(error))
 
     def _unlist(self, service: str, error: ToolbusError) -> None:
         """Take note of why a service is still missing; one of whose registration only a part was lost has its lease."""
