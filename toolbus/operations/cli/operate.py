@@ -55,8 +55,7 @@ def purge_command(service: str, yes: Yes) -> None:
             await must_be_known(admin, service)
 
     with_admin(look)
-    if not yes:
-        ask_first(f"Remove every request that waits for {service!r}?")
+    ask_first(f"Remove every request that waits for {service!r}?", yes=yes)
     print_line(f"purged {with_admin(lambda admin: admin.purge(service))} requests of {service}")
 
 
@@ -164,8 +163,7 @@ def _of_each(
         if not with_admin(found):
             print_line(f"no dead letters of {service}", err=True)
             return
-        if not yes:
-            ask_first(question)
+        ask_first(question, yes=yes)
 
     async def main(admin: Admin) -> int:
         queue, failed = await admin.queue(service), 0
@@ -283,8 +281,7 @@ def conversations_rm(
     yes: Yes,
 ) -> None:
     """Delete a conversation for good. Calls that run for it go on."""
-    if not yes:
-        ask_first(f"Delete the conversation {id!r}?")
+    ask_first(f"Delete the conversation {id!r}?", yes=yes)
     if not with_admin(lambda admin: admin.conversations.remove(user, id, force=force)):
         fail(_none(id, user))
     print_line(f"{visible(id)} deleted")

@@ -61,8 +61,10 @@ def print_content(text: str, *, nl: bool = True) -> None:
     click.echo(harmless(text) if sys.stdout.isatty() else text, nl=nl, color=True)
 
 
-def ask_first(question: str) -> None:
-    """Ask on the terminal, apart from the output; end the command unless the answer is yes."""
+def ask_first(question: str, *, yes: bool) -> None:
+    """Ask on the terminal, apart from the output; end the command unless the answer is yes, here or in advance."""
+    if yes:
+        return
     try:
         is_confirmed = click.confirm(harmless(question), err=True)
     except click.Abort:

@@ -110,7 +110,7 @@ def migrate_command(
     if misplaced and not yes:
         print_line(f"to be moved: {visible(', '.join(misplaced))}", err=True)
         count = "1 document" if len(misplaced) == 1 else f"{len(misplaced)} documents"
-        ask_first(f"Move {count}, which every worker could have written, to where they are used?")
+        ask_first(f"Move {count}, which every worker could have written, to where they are used?", yes=False)
 
     async def main(admin: Admin) -> tuple[NamespaceVersion, NamespaceVersion, int]:
         before = await admin.versions.read()

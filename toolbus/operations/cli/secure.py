@@ -109,8 +109,8 @@ def approve_tools_command(
     if everything:
         listed = with_admin(lambda admin: admin.pins.all())
         names = tuple(each.name for each in listed if each.digest and each.state not in {"approved", "rejected"})
-        if names and not yes:
-            ask_first(f"Approve {len(names)} tools: {one_line(visible(', '.join(names)), 500)}?")
+        if names:
+            ask_first(f"Approve {len(names)} tools: {one_line(visible(', '.join(names)), 500)}?", yes=yes)
     _approve(names, digest, reason, output)
 
 
@@ -238,8 +238,7 @@ def _approve_recorded(review: Review, *, digest: str, yes: bool, reason: str, ou
             fail(f"not approved; `toolbus secure approve {visible(review.tool_id)} --digest {review.digest}` approves this form")
         if output != "json":
             _print(review)
-        if not yes:
-            ask_first(f"Approve {visible(review.tool_id)} ({review.digest[:16]})?")
+        ask_first(f"Approve {visible(review.tool_id)} ({review.digest[:16]})?", yes=yes)
 
     async def main(admin: Admin) -> RecordedTool:
         from toolbus.operations.cli.platform import sync_after
