@@ -20,7 +20,7 @@ from toolbus.bus.values.results import ConfigurationError
 from toolbus.operations.cli.calls import TerminalPrompt
 from toolbus.operations.cli.command import Categories, Groups, Names, Output, Seconds, Share, User, command, option
 from toolbus.operations.cli.common import read_text, settings_with_server
-from toolbus.operations.cli.output import Failure, fail, print_json, print_line
+from toolbus.operations.cli.output import Failure, fail, needing, print_json, print_line
 
 if TYPE_CHECKING:
     from toolbus.agent import AgentEvent, Answer, ChatEndpoint
@@ -201,10 +201,8 @@ async def _recorder(bus: ToolBus, options: Options) -> AsyncIterator[Recorder | 
         return
     if not options.walks:
         raise ConfigurationError("--record needs --walk, --action or --operator: what is learned are the scores of the graph's edges")
-    try:
+    with needing("toolkit", "walking"):
         from toolbus.toolkit.learning import Recorder, open_store
-    except ImportError as error:
-        raise ConfigurationError(f"walking needs {error.name}: pip install 'toolbus[toolkit]'") from None
     with open_store(options.record) as store:
         with Recorder(store, bus.events) as recorder:
             yield recorder
@@ -216,11 +214,9 @@ def _walk(tools: ToolView, question: str, recorder: Recorder | None, options: Op
     """Return the agent's walk through the graph, if any, and the operator's instruction."""
     if not options.walks:
         return None, ""
-    try:
+    with needing("toolkit", "walking"):
         from toolbus.toolkit.live import Walk, operator_of, published, starts_of
         from toolbus.toolkit.presets import OperatorEntry
-    except ImportError as error:
-        raise ConfigurationError(f"walking needs {error.name}: pip install 'toolbus[toolkit]'") from None
     operator = operator_of(tools.catalogue, options.operator) if options.operator else OperatorEntry("", hops=1)
     wanted = options.actions or operator.actions or [question]
     starts = starts_of(published(tools.catalogue), wanted)

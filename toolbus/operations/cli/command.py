@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import inspect
@@ -18,7 +19,7 @@ from toolbus.bus.values.encoding import whole_text
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.operations.cli.common import RESTART, with_admin, with_bus
-from toolbus.operations.cli.output import fail
+from toolbus.operations.cli.output import needing
 
 
 class Declared(NamedTuple):
@@ -404,12 +405,8 @@ class Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; say what to install when a package is missing."""
-        try:
+        with needing(self._extra, f"the {self._extra}") if self._extra else contextlib.nullcontext():
             return super().invoke(ctx)
-        except ModuleNotFoundError as error:
-            if not self._extra:
-                raise
-            fail(f"the {self._extra} needs {error.name}: pip install 'toolbus[{self._extra}]'")
 
 
 def group(name: str, **about: Any) -> Callable[[Callable[[], None]], Group]:

@@ -11,11 +11,11 @@ import click
 
 from toolbus.bus import telemetry
 from toolbus.bus.support.display import one_line
-from toolbus.bus.values.results import ConfigurationError, ToolbusError
+from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.worker.process.lifeline import Bounds
 from toolbus.operations.cli.command import Concurrency, Number, Output, ProcessOptions, argument, command, option
 from toolbus.operations.cli.common import serving_settings, settings_of
-from toolbus.operations.cli.output import Columns, print_line, show
+from toolbus.operations.cli.output import Columns, needing, print_line, show
 from toolbus.operations.cli.worker import child_words, end_with, refusals, run_worker, supervise
 
 if TYPE_CHECKING:
@@ -124,11 +124,8 @@ def _service(name: str, target: tuple[str, ...], openapi: str | None, options: O
     if mounting.bearer:
         headers["Authorization"] = secret(mounting.bearer, "Bearer ")
     if openapi is not None:
-        try:
+        with needing("mcp", "mounting APIs"):
             from toolbus.edges.mounts.openapi.service import MountedApi
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(f"mounting APIs needs {error.name}: pip install 'toolbus[mcp]'") from None
-
         if target:
             raise click.UsageError("give a command, a URL, or --openapi: one of them")
         query = {field: secret(source) for field, source in _sources(mounting.query, "--query").items()}
@@ -136,11 +133,8 @@ def _service(name: str, target: tuple[str, ...], openapi: str | None, options: O
         return MountedApi(name, openapi, options, headers=headers, query=query, base_url=base, hosts=mounting.hosts)
     if not target:
         raise click.UsageError(f"say what to mount: toolbus mount {name} -- COMMAND, or a URL, or --openapi; --help has examples")
-    try:
+    with needing("mcp", "mounting MCP servers"):
         from toolbus.edges.mounts.service import MountedServer
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(f"mounting MCP servers needs {error.name}: pip install 'toolbus[mcp]'") from None
-
     if len(target) == 1 and "://" in target[0]:
         address = Address(check_address(target[0]), headers, "sse" if mounting.sse else "http")
         return MountedServer(name, address, options)

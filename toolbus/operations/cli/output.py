@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
 import msgspec
 
 from toolbus.bus.support.display import harmless, one_line, visible, visible_lines
+from toolbus.bus.values.results import ConfigurationError
 
 
 class Failure(click.ClickException):
@@ -30,6 +32,19 @@ class WrongUsage(Failure):
 def fail(message: str) -> NoReturn:
     """End the command with one line and exit code 1."""
     raise Failure(message)
+
+
+@contextlib.contextmanager
+def needing(extra: str, what: str) -> Iterator[None]:
+    """Say what to install when a package that ``what`` needs is missing.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigurationError(f"{what} needs {error.name}: pip install 'toolbus[{extra}]'") from None
 
 
 def print_line(text: object = "", *, err: bool = False, nl: bool = True, fg: str | None = None, dim: bool = False) -> None:

@@ -22,7 +22,7 @@ from toolbus.bus.worker.process.event_loop import run_loop
 from toolbus.bus.worker.process.lifeline import ChildState, report_state, watch_lifeline
 from toolbus.operations.cli.command import Folder, Grace, Lifeline, Output, ProcessOptions, Seconds, argument, command, option, setting
 from toolbus.operations.cli.common import namespace_of, read_text, serving_settings, settings_with_server, with_admin
-from toolbus.operations.cli.output import Columns, complain, fail, print_json, print_json_line, print_line, show, stored_of
+from toolbus.operations.cli.output import Columns, complain, fail, needing, print_json, print_json_line, print_line, show, stored_of
 from toolbus.operations.cli.worker import announced, end_with, probed_worker, refusals
 
 if TYPE_CHECKING:
@@ -586,10 +586,8 @@ async def _connect(
 ) -> None:
     from toolbus import ToolBus
 
-    try:
+    with needing("im", "the messenger"):
         from toolbus.agent.im.connector import Connector
-    except ImportError as error:
-        fail(f"the messenger needs {error.name}: pip install 'toolbus[im]'")
     from toolbus.agent.im.window import Windows
 
     stop = asyncio.Event()

@@ -14,7 +14,7 @@ from toolbus.bus.support.display import one_line, visible
 from toolbus.operations.cli.command import JSON, Output, Share, argument, command, group, option
 from toolbus.operations.cli.common import settings_of, with_admin
 from toolbus.operations.cli.learning import learning_command
-from toolbus.operations.cli.output import Columns, fail, print_content, print_json, print_line, show
+from toolbus.operations.cli.output import Columns, fail, needing, print_content, print_json, print_line, show
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
@@ -196,10 +196,8 @@ def draw_command(
         graph = recommend_subgraph(graph, starts, threshold, hops)
     if not graph.vertices():
         fail("there is nothing to draw: " + ("no such action" if starts else "the graph is empty"))
-    try:
+    with needing("draw", "drawing"):
         from toolbus.toolkit.draw import save
-    except ImportError as error:
-        fail(f"drawing needs {error.name}: pip install 'toolbus[draw]'")
     try:
         save(graph, picture, title)
     except OSError as error:
