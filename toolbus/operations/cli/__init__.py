@@ -23,14 +23,14 @@ from toolbus.operations.cli.output import Failure, print_line
     "see",
     "services, calls, counts",
     {
-        "services": Place("see", "List the services, their workers and their backlog; a day long also those without workers."),
-        "workers": Place("see", "List the installed tool services."),
-        "describe": Place("see", "Show everything known about a tool or a service, as JSON."),
-        "calls": Place("see", "Show the attempts of recent calls, and what runs."),
-        "top": Place("see", "Watch services, workers, tools and calls in the terminal."),
-        "stats": Place("see", "Ask the workers for their statistics."),
-        "usage": Place("see", "Show the usage of tools by user."),
-        "settings": Place("see", "Show each setting, its value, and the source of the value."),
+        "services": Place("List the services, their workers and their backlog; a day long also those without workers."),
+        "workers": Place("List the installed tool services."),
+        "describe": Place("Show everything known about a tool or a service, as JSON."),
+        "calls": Place("Show the attempts of recent calls, and what runs."),
+        "top": Place("Watch services, workers, tools and calls in the terminal."),
+        "stats": Place("Ask the workers for their statistics."),
+        "usage": Place("Show the usage of tools by user."),
+        "settings": Place("Show each setting, its value, and the source of the value."),
     },
 )
 def _see() -> None:
@@ -49,10 +49,10 @@ def _see() -> None:
     "secure",
     "forms of tools, tokens of gateways, rights on the server",
     {
-        "approve": Place("secure", "Approve a tool as it is now, so that agents may use this form of it."),
-        "pins": Place("secure", "Decide which form of a tool may be used."),
-        "tokens": Place("secure", "Look after the bearer tokens of gateways."),
-        "acl": Place("secure", "Print the least rights on the server that a user with a ROLE needs, for ACL SETUSER or an ACL file."),
+        "approve": Place("Approve a tool as it is now, so that agents may use this form of it."),
+        "pins": Place("Decide which form of a tool may be used."),
+        "tokens": Place("Look after the bearer tokens of gateways."),
+        "acl": Place("Print the least rights on the server that a user with a ROLE needs, for ACL SETUSER or an ACL file."),
     },
 )
 def _secure() -> None:
@@ -71,18 +71,17 @@ def _secure() -> None:
     "operate",
     "queues, dead letters, conversations, documents",
     {
-        "pause": Place("operate", "Make a service's workers stop taking requests."),
-        "resume": Place("operate", "Let a paused service's workers take requests again."),
-        "purge": Place("operate", "Remove the requests that wait for a service."),
-        "dead": Place("operate", "Handle dead letters."),
-        "conversations": Place("operate", "Look after the conversations that agents keep."),
+        "pause": Place("Make a service's workers stop taking requests."),
+        "resume": Place("Let a paused service's workers take requests again."),
+        "purge": Place("Remove the requests that wait for a service."),
+        "dead": Place("Handle dead letters."),
+        "conversations": Place("Look after the conversations that agents keep."),
         "items": Place(
-            "operate",
-            "Look after static descriptors: tools and services that are declared by documents, beside those that workers publish.",
+            "Look after static descriptors: tools and services that are declared by documents, beside those that workers publish."
         ),
-        "history": Place("history", "Keep the calls that end, for `toolbus see calls --since`."),
-        "exporter": Place("serve", "Answer /metrics for Prometheus: the queues of the namespace, and what `toolbus doctor` would find."),
-        "migrate": Place("protocol", "Bring a namespace to the version of the protocol that this release writes."),
+        "history": Place("Keep the calls that end, for `toolbus see calls --since`.", "history"),
+        "exporter": Place("Answer /metrics for Prometheus: the queues of the namespace, and what `toolbus doctor` would find.", "serve"),
+        "migrate": Place("Bring a namespace to the version of the protocol that this release writes.", "protocol"),
     },
 )
 def _operate() -> None:
@@ -102,22 +101,18 @@ def _operate() -> None:
     "platform",
     "recorded tools",
     {
-        "up": Place("dev", "Start the platform: gateway, host, service agent, coding agent, messenger."),
-        "host": Place("platform", "Serve the recorded tools that this machine may run."),
-        "im": Place("platform", "Connect a messenger's windows with the service agent."),
-        "chat": Place("platform", "Talk with the service agent."),
-        "import": Place("platform", "Record the tools and groups of registry.json, sources.json and groups.json in DIR."),
-        "export": Place("platform", "Write the recorded tools and groups to registry.json, sources.json and groups.json in DIR."),
-        "list": Place("platform", "List the recorded tools, those that wait for approval, and records that can't be used."),
-        "search": Place(
-            "platform", "Find recorded tools by category, backend runtime, group, and WORDS in id, title, description or category."
-        ),
-        "status": Place(
-            "platform", "Show which recorded tools run and where, the tasks of the coding agent, and the chats of the service agent."
-        ),
-        "logs": Place("platform", "Show what the programs of TOOL print, at all hosts, and what became of them."),
-        "sync": Place("platform", "Connect the items of CATALOGUE with the recorded tools and groups that they are."),
-        "cancel": Place("platform", "End TASK, a task of the coding agent: one that waits at once, one that runs within a moment."),
+        "up": Place("Start the platform: gateway, host, service agent, coding agent, messenger.", "dev"),
+        "host": Place("Serve the recorded tools that this machine may run."),
+        "im": Place("Connect a messenger's windows with the service agent."),
+        "chat": Place("Talk with the service agent."),
+        "import": Place("Record the tools and groups of registry.json, sources.json and groups.json in DIR."),
+        "export": Place("Write the recorded tools and groups to registry.json, sources.json and groups.json in DIR."),
+        "list": Place("List the recorded tools, those that wait for approval, and records that can't be used."),
+        "search": Place("Find recorded tools by category, backend runtime, group, and WORDS in id, title, description or category."),
+        "status": Place("Show which recorded tools run and where, the tasks of the coding agent, and the chats of the service agent."),
+        "logs": Place("Show what the programs of TOOL print, at all hosts, and what became of them."),
+        "sync": Place("Connect the items of CATALOGUE with the recorded tools and groups that they are."),
+        "cancel": Place("End TASK, a task of the coding agent: one that waits at once, one that runs within a moment."),
     },
 )
 def _platform() -> None:
@@ -136,35 +131,35 @@ def _platform() -> None:
 
 TASKS: dict[str, dict[str, Place | Tree]] = {
     "Try": {
-        "dev": Place("dev", "all you need to try toolbus"),
-        "demo": Place("dev", "check the main features"),
+        "dev": Place("all you need to try toolbus", "dev"),
+        "demo": Place("check the main features", "dev"),
     },
     "Write": {
-        "new": Place("dev", "a tool"),
-        "toolkit": Place("toolkit", "tools for a task"),
-        "protocol": Place("protocol", "other languages"),
+        "new": Place("a tool", "dev"),
+        "toolkit": Place("tools for a task", "toolkit"),
+        "protocol": Place("other languages", "protocol"),
     },
     "Serve": {
-        "worker": Place("worker", "tools"),
-        "serve": Place("serve", "HTTP"),
-        "mcp": Place("serve", "an MCP client on stdio"),
-        "mount": Place("mount", "MCP servers and APIs"),
+        "worker": Place("tools", "worker"),
+        "serve": Place("HTTP", "serve"),
+        "mcp": Place("an MCP client on stdio", "serve"),
+        "mount": Place("MCP servers and APIs", "mount"),
         "platform": _platform,
     },
     "Call": {
-        "call": Place("calls", "a tool"),
-        "agent": Place("agent", "a model with tools"),
-        "confirm": Place("calls", "open questions"),
+        "call": Place("a tool", "calls"),
+        "agent": Place("a model with tools", "agent"),
+        "confirm": Place("open questions", "calls"),
     },
     "See": {
-        "tools": Place("see", "callable now"),
+        "tools": Place("callable now", "see"),
         "see": _see,
-        "doctor": Place("see", "faults"),
+        "doctor": Place("faults", "see"),
     },
     "Secure": {"secure": _secure},
     "Operate": {"operate": _operate},
 }
-"""The commands of the first level by task: the module of each, and a few words, so that their list loads none of them."""
+"""The commands of the first level by task: a few words of each, and its module, so that their list loads none of them."""
 
 MOVED = {
     "learning": "toolkit learning",

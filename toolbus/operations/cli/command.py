@@ -415,13 +415,13 @@ def group(name: str, **about: Any) -> Callable[[Callable[[], None]], Group]:
 
 
 class Place(NamedTuple):
-    """The place of a command: its module, which has it as ``<name>_command``, and what a list of commands says of it.
+    """The place of a command: what a list of commands says of it, and its module, which has it as ``<name>_command``.
 
-    That is the first sentence of its help; at the first level it is a few words.
+    The former is the first sentence of its help, or at the first level a few words; the module is usually that of the tree's name.
     """
 
-    module: str
     about: str
+    module: str = ""
 
 
 class Tree(Group):
@@ -447,7 +447,8 @@ class Tree(Group):
         place = self._places.get(cmd_name)
         if not isinstance(place, Place):
             return place
-        found: click.Command = getattr(importlib.import_module(f"toolbus.operations.cli.{place.module}"), f"{cmd_name}_command")
+        module = importlib.import_module(f"toolbus.operations.cli.{place.module or self.name}")
+        found: click.Command = getattr(module, f"{cmd_name}_command")
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
