@@ -131,11 +131,11 @@ def up_command(
     """
     context = click.get_current_context()
     given = context.find_root().obj or {}
-    if server_port is not None and given.get("url"):
-        raise click.UsageError("give --url or --server-port, not both")
-    settings = _at_port(settings_with_server(), server_port)
     if server_port is not None:
-        context.find_root().obj = {**given, "url": settings.url}
+        if given.get("url"):
+            raise click.UsageError("give --url or --server-port, not both")
+        context.find_root().obj = {**given, "url": f"redis://127.0.0.1:{server_port or free_port()}"}
+    settings = settings_with_server()
     with contextlib.ExitStack() as stack:
         try:
             place = _gateway_place(stack, http_port)
@@ -198,14 +198,6 @@ def _no_model(environment: Mapping[str, str]) -> str:
 
 
 # -- the process tree ----------------------------------------------------------------------------------
-
-
-def _at_port(settings: Settings, port: int | None) -> Settings:
-    """Return settings whose server is at a port of this machine; at a free one for 0, as they are for None."""
-    if port is None:
-        return settings
-    port = port or free_port()
-    return Settings.load({}, base=settings, url=f"redis://127.0.0.1:{port}")
 
 
 def _find_server(settings: Settings, stack: contextlib.ExitStack, data: Path | None = None) -> EmbeddedServer | None:
@@ -462,10 +454,7 @@ testpaths = ["tests"]
 
 
 @command("new")
-def new_command(
-    name: str,
-    project: Annotated[bool, option("Write a folder NAME with pyproject.toml, workers/ and tests/.")],
-) -> None:
+def new_command(name: str, project: Annotated[bool, option("Write a folder NAME with pyproject.toml, workers/ and tests/.")]) -> None:
     """Write NAME.py, a tool to start from, and test_NAME.py, its test.
 
     \b
