@@ -20,7 +20,7 @@ from toolbus.bus.values.results import ConfigurationError
 from toolbus.operations.cli.calls import TerminalPrompt
 from toolbus.operations.cli.command import Categories, Groups, Names, Output, Seconds, Share, User, command, option
 from toolbus.operations.cli.common import read_text, settings_with_server
-from toolbus.operations.cli.output import Failure, fail, needing, print_json, print_line
+from toolbus.operations.cli.output import WrongUsage, fail, needing, print_json, print_line
 
 if TYPE_CHECKING:
     from toolbus.agent import AgentEvent, Answer, ChatEndpoint
@@ -32,11 +32,13 @@ if TYPE_CHECKING:
 _MOST_SHOWN = 200
 
 
-class _Unset(Failure):
-    """A required setting is missing: exit code 2."""
-
-    exit_code = 2
-
+_NO_ANSWER = {
+    "turns": "stopped: no answer in {answer.turns} turns ({answer.calls} calls, {answer.failed} failed); --turns allows more",
+    "time": "stopped: no answer in {options.timeout:g} s ({answer.calls} calls, {answer.failed} failed); --timeout allows more",
+    "length": "the answer is cut off: the endpoint's limit on its length was reached",
+    "full": "stopped: the question is over the bound of a conversation; ask for less at once",
+}
+"""By the reason for which a model's run ended, what to say of it."""
 
 _WALKS = ("walk", "actions", "operator")
 _MOST_HOPS = click.IntRange(0, 100)
@@ -111,16 +113,8 @@ def agent_command(question: str | None, options: Options, output: Output) -> Non
     screen.end()
     if output == "json":
         print_json(answer)
-    if answer.reason == "turns":
-        fail(f"stopped: no answer in {answer.turns} turns ({answer.calls} calls, {answer.failed} failed); --turns allows more")
-    if answer.reason == "time":
-        fail(f"stopped: no answer in {options.timeout:g} s ({answer.calls} calls, {answer.failed} failed); --timeout allows more")
-    if answer.reason == "length":
-        fail("the answer is cut off: the endpoint's limit on its length was reached")
-    if answer.reason == "full":
-        fail("stopped: the question is over the bound of a conversation; ask for less at once")
-    if not answer.text.strip():
-        fail("the model sent no text")
+    if answer.reason in _NO_ANSWER or not answer.text.strip():
+        fail(_NO_ANSWER.get(answer.reason, "the model sent no text").format(answer=answer, options=options))
 
 
 def _check_usage(text: str | None, options: Options) -> None:
@@ -141,11 +135,11 @@ def _endpoint(options: Options) -> tuple[ChatEndpoint, str]:
     try:
         from toolbus.agent.endpoint import endpoint_of
     except ImportError:
-        raise _Unset("the agent needs httpx: pip install 'toolbus[agent]'") from None
+        raise WrongUsage("the agent needs httpx: pip install 'toolbus[agent]'") from None
     try:
         return endpoint_of(os.environ, base_url=options.base_url or "", model=options.model or "")
     except ConfigurationError as error:
-        raise _Unset(str(error)) from None
+        raise WrongUsage(str(error)) from None
 
 
 async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question: str | None, screen: _Screen, options: Options) -> Answer:
@@ -284,14 +278,12 @@ class _Screen:
             self._line(f"✓ {seen.tool} {one_line(event.result.observation, _MOST_SHOWN)}")
 
     def _print(self, whose: str, text: str) -> None:
+        is_tool = whose != "model"
         if self._open != whose:
             self.end()
-            if whose != "model":
+            if is_tool:
                 print_line(f"  {whose.partition(' ')[2]}: ", dim=True, nl=False, err=True)
-        if whose == "model":
-            print_line(text, nl=False)
-        else:
-            print_line(text, dim=True, nl=False, err=True)
+        print_line(text, dim=is_tool, nl=False, err=is_tool)
         if text:
             self._open = "" if text.endswith("\n") else whose
 
