@@ -170,8 +170,7 @@ def reason(error: OSError) -> str:
     return f"{error.filename}: {message}" if error.filename else message
 
 
-_MODES = ("r", "w", "w")
-_NAMES = ("stdin", "stdout", "stderr")
+_STREAMS = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
 
 def open_closed() -> None:
@@ -179,7 +178,7 @@ def open_closed() -> None:
 
     Otherwise the next file or connection would get the stream's number, and be written to by whatever prints.
     """
-    for number, (name, mode) in enumerate(zip(_NAMES, _MODES, strict=True)):
+    for number, (name, mode) in enumerate(_STREAMS.items()):
         try:
             os.fstat(number)
         except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import os
 import secrets
@@ -454,7 +455,9 @@ class _Talk:
     def go_on(self, prompting: bool) -> None:
         """Answer each line of the input until its end."""
         if prompting:
-            _edit_lines()
+            with contextlib.suppress(ImportError):
+                # Arrow keys edit lines, and bring earlier ones back: input() uses it once it is imported.
+                import readline  # noqa: F401
             print_line(
                 f"chat {visible(self._chat_id)}; Ctrl-D ends it, and `toolbus platform chat --chat-id {visible(self._chat_id)}` goes on",
                 err=True,
@@ -469,10 +472,8 @@ class _Talk:
                     raise
                 print_line("\nstopped", dim=True, err=True)
                 continue
-            if result.error is not None and not prompting:
-                fail(_failure(result, self._tool))
             if result.error is not None:
-                print_line(_failure(result, self._tool), fg="red", err=True)
+                (complain if prompting else fail)(_failure(result, self._tool))
 
     def send(self, message: str) -> ToolResult:
         """Send a message, and print the answer as it arrives."""
@@ -512,14 +513,6 @@ def _failure(result: ToolResult, tool: str) -> str:
     if error.type in {"not_found", "unavailable"} and error.origin == "bus" and not result.output:
         return f"{error.message or error.type}; the service agent is `toolbus worker service-agent` (asked for the tool {tool!r})"
     return f"{error.type}: {error.message or error.code}"
-
-
-def _edit_lines() -> None:
-    """Let arrow keys edit lines, and bring earlier ones back."""
-    try:
-        import readline  # noqa: F401 - input() uses it once it is imported
-    except ImportError:
-        return
 
 
 def _line(prompting: bool) -> str | None:
