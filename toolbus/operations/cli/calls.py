@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import mimetypes
 import re
@@ -101,13 +102,11 @@ def call_command(
             with contextlib.suppress(TimeoutError):
                 known = await bus.wait_for_tool(tool, wait)
         arguments = words.arguments(known)
-        questions = HandlerQuestions(bus, tool, known, arguments, user=user, session=session)
-        if known is None or yes:
-            async with bus.stream(tool, arguments, **options) as call, questions:
-                return await _print(call, questions, quiet=not streaming)
-        grant = Grant(known)
-        if known.available and known.descriptor.confirm:
-            grant.confirmation = await _allowed(bus, known, arguments, user, session, confirm_timeout)
+        asking = functools.partial(Confirmation, call="", user=user, session=session, limit=bus.settings.max_request)
+        questions = HandlerQuestions(bus, tool, known, arguments, asking)
+        grant = None if known is None or yes else Grant(known)
+        if grant is not None and grant.tool.available and grant.tool.descriptor.confirm:
+            grant.confirmation = await _allowed(bus, grant.tool, arguments, asking, confirm_timeout)
             arguments = grant.confirmation.arguments
         made = bus.stream(tool, arguments, **options)
         made.grant = grant
@@ -140,14 +139,15 @@ def call_command(
         fail(f"{error.type}{code}: {error.message or error.code}{later}{where}{down}")
 
 
-async def _allowed(bus: ToolBus, tool: Tool, arguments: dict[str, Any], user: str, session: str, seconds: float) -> Confirmation:
+async def _allowed(
+    bus: ToolBus, tool: Tool, arguments: dict[str, Any], asking: Callable[..., Confirmation], seconds: float
+) -> Confirmation:
     """Wait until a person here or elsewhere confirms the call; return the confirmation.
 
     Raises:
         ToolError: the call was not confirmed, or the arguments are invalid.
     """
-    arguments = tool.prepare(arguments)
-    confirmation = Confirmation(new_run(), "", tool, arguments, user=user, session=session, timeout=seconds, limit=bus.settings.max_request)
+    confirmation = asking(new_run(), tool=tool, arguments=tool.prepare(arguments), timeout=seconds)
     here = sys.stdin.isatty()
 
     def show(text: str) -> None:
@@ -168,8 +168,6 @@ async def _print(call: Call, questions: HandlerQuestions, *, quiet: bool) -> Too
     async for event in call.events():
         if await questions.on_event(event):
             continue
-        if isinstance(event, Finished) and quiet:
-            return event.result
         if quiet:
             continue
         if isinstance(event, Text):
@@ -186,7 +184,6 @@ async def _print(call: Call, questions: HandlerQuestions, *, quiet: bool) -> Too
                 print_line()
             elif event.result.success and not event.result.output:
                 print_content(event.result.observation)
-            return event.result
     return await call.result()
 
 
@@ -343,15 +340,17 @@ class HandlerQuestions:
     Args:
         name: the tool as it was called.
         tool: the tool as it is known; None is asked about elsewhere only.
+        asking: makes a confirmation of an id, a tool, its arguments, a question and seconds.
     """
 
-    def __init__(self, bus: ToolBus, name: str, tool: Tool | None, arguments: Mapping[str, Any], *, user: str, session: str) -> None:
+    def __init__(
+        self, bus: ToolBus, name: str, tool: Tool | None, arguments: Mapping[str, Any], asking: Callable[..., Confirmation]
+    ) -> None:
         self._bus = bus
         self._name = name
         self._tool = tool if sys.stdin.isatty() else None
         self._arguments = arguments
-        self._user = user
-        self._session = session
+        self._confirmation = asking
         self._prompt = TerminalPrompt(lambda text: print_line(f"{text}\n[y/N]", err=True))
         self._asking: asyncio.Task[None] | None = None
 
@@ -370,20 +369,12 @@ class HandlerQuestions:
             asks = f"{self._name} asks: {visible(event.question)}"
             print_line(f"{asks}\nit waits {math.ceil(event.timeout)} s: toolbus confirm allow {event.id}", err=True)
             if self._tool is not None:
-                self._asking = asyncio.create_task(self._ask(self._tool, event))
+                self._asking = asyncio.create_task(self._ask(event))
         return True
 
-    async def _ask(self, tool: Tool, event: Asked) -> None:
-        confirmation = Confirmation(
-            event.id,
-            "",
-            tool,
-            self._arguments,
-            user=self._user,
-            session=self._session,
-            timeout=event.timeout,
-            question=event.question,
-            limit=self._bus.settings.max_request,
+    async def _ask(self, event: Asked) -> None:
+        confirmation = self._confirmation(
+            event.id, tool=self._tool, arguments=self._arguments, question=event.question, timeout=event.timeout
         )
         await self._bus.confirmations.relay(confirmation, self._prompt.ask)
 
