@@ -18,7 +18,7 @@ from toolbus.bus.values.naming import key_flaw
 from toolbus.bus.values.results import BrokerUnavailable, DescriptorError, ToolbusError
 from toolbus.operations.cli.command import JSON, Output, Seconds, Yes, argument, command, group, option
 from toolbus.operations.cli.common import must_be_known, namespace_of, read_bytes, read_json, settings_of, with_admin
-from toolbus.operations.cli.output import Failure, ask_first, complain, fail, moment, print_json, print_line, show, stored_of
+from toolbus.operations.cli.output import Columns, Failure, ask_first, complain, fail, moment, print_json, print_line, show, stored_of
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -85,23 +85,13 @@ async def dead_list(
             await _must_have_letters(admin, service)
     else:
         found = await _newest_of_all(admin, limit)
-    documents = [_summary(letter) for letter in found]
-    show(
-        output,
-        zip(found, documents, strict=True),
-        {
-            "ID": lambda each: each[0].id,
-            "SERVICE": lambda each: each[1]["service"],
-            "TOOL": lambda each: each[1]["tool"],
-            "USER": lambda each: each[1]["user"],
-            "WHEN": lambda each: moment(each[0].at),
-            "ATTEMPTS": lambda each: each[0].attempts,
-            "REASON": lambda each: each[0].reason,
-            "LAST ERROR": lambda each: one_line(each[0].error, 60),
-        },
-        empty=f"no dead letters{namespace_of()}",
-        document=documents,
-    )
+    columns: Columns = {
+        **{name.upper(): name for name in ("id", "service", "tool", "user")},
+        "WHEN": lambda each: each["at"][:19].replace("T", " "),
+        **{name.upper(): name for name in ("attempts", "reason")},
+        "LAST ERROR": lambda each: one_line(each["error"], 60),
+    }
+    show(output, map(_summary, found), columns, empty=f"no dead letters{namespace_of()}")
 
 
 @command("show", JSON, into=dead_command)

@@ -26,7 +26,7 @@ from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.bus.values.urls import redact
 from toolbus.operations.cli.command import JSON, Categories, Groups, Names, Output, Seconds, command, option, seconds_of
 from toolbus.operations.cli.common import must_be_known, namespace_of, settings_of, settings_with_server, with_admin
-from toolbus.operations.cli.output import fail, names_of, print_json, print_json_line, print_line, print_table, show, warn
+from toolbus.operations.cli.output import Columns, fail, names_of, print_json, print_json_line, print_line, print_table, show, warn
 from toolbus.operations.unusable import refused as refused_of
 from toolbus.operations.unusable import title
 
@@ -61,7 +61,7 @@ def tools_command(
     if strict and wanted is None:
         raise click.UsageError("--strict needs --format; give both")
 
-    catalogue, refusal = _catalogue()
+    catalogue, refusal = with_admin(_catalogue)
     _warn_of(refusal)
     view = ToolView(catalogue).filter(groups=groups or None, categories=categories or None)
     if wanted is not None:
@@ -85,7 +85,7 @@ def tools_command(
 
 
 @command("services")
-def services_command(output: Output) -> None:
+async def services_command(admin: Admin, output: Output) -> None:
     """List the services, their workers and their backlog; a day long also those without workers.
 
     Without a worker a service is `asleep` when it scales to zero, `withdrawn` when its last worker left by itself, and `down` otherwise.
@@ -94,13 +94,8 @@ def services_command(output: Output) -> None:
     Example:
       toolbus see services --output json
     """
-    required = settings_of().require_approval
-
-    async def main(admin: Admin) -> tuple[list[ServiceOverview], list[RefusedTool], str]:
-        refused = refused_of(catalogue_of(await admin.snapshot(), require_approval=required))
-        return await admin.services(), refused, await admin.refusal()
-
-    found, refused, refusal = with_admin(main)
+    catalogue, refusal = await _catalogue(admin)
+    refused, found = refused_of(catalogue), await admin.services()
     _warn_of(refusal)
     others = sorted({tool.service for tool in refused if tool.service} - {each.publication.service.id for each in found})
     if show(
@@ -147,7 +142,7 @@ def describe_command(name: str) -> None:
     Example:
       toolbus see describe calculator
     """
-    catalogue, _ = _catalogue()
+    catalogue, _ = with_admin(_catalogue)
     if name in catalogue.tools:
         print_json(_tool(catalogue.tools[name]))
         return
@@ -180,17 +175,12 @@ def settings_command(output: Output) -> None:
     print_table(("SETTING", "VALUE", "SOURCE", "VARIABLE"), rows, empty="")
 
 
-def _catalogue() -> tuple[Catalogue, str]:
+async def _catalogue(admin: Admin) -> tuple[Catalogue, str]:
     """Return the tools as an agent has them, and why the server refuses writes.
 
     It reads the registry alone: whoever watches may not open a reply stream.
     """
-    required = settings_of().require_approval
-
-    async def main(admin: Admin) -> tuple[Catalogue, str]:
-        return catalogue_of(await admin.snapshot(), require_approval=required), await admin.refusal()
-
-    return with_admin(main)
+    return catalogue_of(await admin.snapshot(), require_approval=settings_of().require_approval), await admin.refusal()
 
 
 def _reasons(refused: list[RefusedTool], service: str) -> list[dict[str, str]]:
@@ -253,7 +243,8 @@ def workers_command(output: Output) -> None:
 
 
 @command("stats")
-def stats_command(
+async def stats_command(
+    admin: Admin,
     service: str | None,
     instance: Annotated[bool, option("A row for each worker process instead of each tool.")],
     patience: Annotated[float, option("Seconds that workers have to answer.", type=Seconds(60), default=1.0)],
@@ -268,21 +259,14 @@ def stats_command(
       toolbus see stats
       toolbus see stats calculator --instance
     """
-
-    async def main(admin: Admin) -> Statistics:
-        if service:
-            await must_be_known(admin, service)
-        return await admin.statistics(service or "", patience=patience)
-
-    found = with_admin(main)
+    if service:
+        await must_be_known(admin, service)
+    found = await admin.statistics(service or "", patience=patience)
     _must_be_able_to_answer(found)
     if output == "json":
         print_json(_statistics_document(found, service))
         return
-    if instance:
-        _show_workers(found)
-    else:
-        _show_tools(found, service)
+    _show_statistics(found, service, instance=instance)
     if found.silent:
         total = len(found.answers) + len(found.silent)
         warn(f"{len(found.silent)} of {total} workers did not answer within {patience:g} s: {names_of(found.silent)}")
@@ -311,57 +295,41 @@ def _statistics_document(found: Statistics, service: str | None) -> dict[str, An
     return {"bounds_ms": BOUNDS, "instances": answers, "silent": silent}
 
 
-def _show_tools(found: Statistics, service: str | None) -> None:
-    from toolbus.bus.watch.watch import Activity, ToolViews
-    from toolbus.operations.tables import TABLES, milliseconds
+def _show_statistics(found: Statistics, service: str | None, *, instance: bool) -> None:
+    from toolbus.bus.watch.watch import Activity, ToolViews, instance_views
 
     activity = Activity(0.0)
     activity.take_in(found.answers)
-    last_error = next(column for column in TABLES["tools"].columns if column.title == "LAST ERROR")
-    show(
-        "text",
-        [view for view in ToolViews().make((), activity) if not service or view.service == service],
-        {
-            "SERVICE": "service",
-            "TOOL": lambda view: view.name or "(any)",
-            "CALLS": "started",
-            "FAILED": "failures",
-            "CANCELLED": "cancelled",
-            "RETAKEN": "retaken",
-            "REFUSED": "refused",
-            "RUNNING": "running",
-            "P50": lambda view: milliseconds(view.p50_ms),
-            "P99": lambda view: milliseconds(view.p99_ms),
-            "LAST ERROR": last_error.text,
-        },
-        empty=f"no calls since the workers started{namespace_of()}",
-    )
-
-
-def _show_workers(found: Statistics) -> None:
-    from toolbus.bus.watch.watch import Activity, instance_views
-    from toolbus.operations.tables import seconds
-
-    activity = Activity(0.0)
-    activity.take_in(found.answers)
-    show(
-        "text",
-        instance_views(found, activity),
-        {
+    ends: Columns = {"FAILED": "failures", "CANCELLED": "cancelled", "RETAKEN": "retaken"}
+    if instance:
+        columns: Columns = {
             "WORKER": "id",
             "HOST": lambda view: view.host if view.answered else "(no answer)",
-            "PID": lambda view: view.pid or "",
-            "UP": lambda view: seconds(view.uptime) if view.answered else "",
-            "SLOTS": lambda view: f"{view.running}/{view.slots}" if view.answered else "",
+            **_columns("workers", "PID", "UP", "SLOTS"),
             "CALLS": "calls",
-            "FAILED": "failures",
-            "CANCELLED": "cancelled",
-            "RETAKEN": "retaken",
-            "VERSION": "version",
-            "SERVICES": lambda view: one_line(" ".join(view.services), 60),
-        },
-        empty=f"no workers{namespace_of()}",
-    )
+            **ends,
+            **_columns("workers", "VERSION", "SERVICES"),
+        }
+        show("text", instance_views(found, activity), columns, empty=f"no workers{namespace_of()}")
+        return
+    columns = {
+        "SERVICE": "service",
+        "TOOL": lambda view: view.name or "(any)",
+        "CALLS": "started",
+        **ends,
+        "REFUSED": "refused",
+        "RUNNING": "running",
+        **_columns("tools", "P50", "P99", "LAST ERROR"),
+    }
+    views = [view for view in ToolViews().make((), activity) if not service or view.service == service]
+    show("text", views, columns, empty=f"no calls since the workers started{namespace_of()}")
+
+
+def _columns(name: str, *titles: str) -> Columns:
+    """Return columns of a table that ``top`` has, too: all, or those with these titles."""
+    from toolbus.operations.tables import TABLES
+
+    return {each.title: each.text for each in TABLES[name].columns if not titles or each.title in titles}
 
 
 @command("usage")
@@ -483,7 +451,8 @@ def calls_command(
         everything = await admin.recent(_MOST)
         found = ended(everything)[:limit][::-1]
         if not follow:
-            _show_as("calls", found, output, [each.document() for each in found], _none_of(everything, error))
+            documents = [each.document() for each in found]
+            show(output, found, _columns("calls"), empty=_none_of(everything, error), document=documents)
             return
         after = everything[0].entry if everything else "0-0"
         while True:
@@ -510,7 +479,8 @@ def _show_kept(place: str, since: str, wanted: dict[str, str], call: str, output
     from toolbus.operations.history import Wanted, find
 
     kept = find(place, Wanted(_moment(since), wanted, call, failed, limit))
-    _show_as("calls", kept.calls, output, [each.document() for each in kept.calls], f"no such calls are in {place}; {_UNTAKEN}")
+    documents = [each.document() for each in kept.calls]
+    show(output, kept.calls, _columns("calls"), empty=f"no such calls are in {place}; {_UNTAKEN}", document=documents)
     if kept.missing:
         warn(f"{kept.missing} attempts of that time are not in the history: workers told of more than were kept, or of fewer than ended")
 
@@ -530,16 +500,10 @@ def _moment(text: str) -> float:
     return found
 
 
-def _show_as(name: str, found: Iterable[Any], output: str, document: object, nothing: str) -> None:
-    """Print rows of a table that ``top`` has, too."""
-    from toolbus.operations.tables import TABLES
-
-    show(output, found, {column.title: column.text for column in TABLES[name].columns}, empty=nothing, document=document)
-
-
 def _print_running(found: list[RunningCall], statistics: Statistics, output: str) -> None:
     _must_be_able_to_answer(statistics)
-    _show_as("running", found, output, [msgspec.structs.asdict(each) for each in found], f"no running calls{namespace_of()}")
+    documents = [msgspec.structs.asdict(each) for each in found]
+    show(output, found, _columns("running"), empty=f"no running calls{namespace_of()}", document=documents)
     held = sum(answer.running for answer in statistics.answers.values())
     named = sum(len(answer.calls) for answer in statistics.answers.values())
     if held > named:
