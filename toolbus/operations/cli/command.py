@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import difflib
 import importlib
 import inspect
@@ -60,6 +61,19 @@ def seconds_of(text: str) -> float | None:
     """Return the seconds of a time such as 30m, 12h, 90d or 4w; None for another text."""
     found = re.fullmatch(r"([0-9]{1,6})([mhdw])", text)
     return int(found[1]) * _UNITS[found[2]] if found else None
+
+
+def date_of(text: str, wrong: str) -> float:
+    """Return the time that a date names, of UTC unless it has a zone, in seconds since 1970.
+
+    Raises:
+        UsageError: it is no date; ``wrong`` says what is expected.
+    """
+    try:
+        found = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(f"{wrong}, or a date like 2030-01-31, not {text[:50]!r}") from None
+    return (found if found.tzinfo else found.replace(tzinfo=datetime.UTC)).timestamp()
 
 
 class Span(click.ParamType[float]):

@@ -320,7 +320,7 @@ def explained(error: ToolbusError) -> str:
     return text if found is None else with_roles(text, found, settings_of().namespace)
 
 
-async def must_be_known(admin: Admin, service: str) -> None:
-    """Fail when a service is not in the registry."""
+async def must_be_known(admin: Admin, service: str, missing: str = "there is no service {!r}") -> None:
+    """Fail when a service is not in the registry; ``missing`` says so."""
     if service not in {each.publication.service.id for each in await admin.services()}:
-        fail(f"there is no service {service!r}; `toolbus see services` lists them")
+        fail(f"{missing.format(service)}; `toolbus see services` lists them")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
     from toolbus.toolkit.learning.evaluate import Evaluation, Standing
     from toolbus.toolkit.learning.evidence import Episode, Parameters, ScoreFile
-    from toolbus.toolkit.learning.learn import Change, Learned
+    from toolbus.toolkit.learning.learn import Change, Learned, Verdict
     from toolbus.toolkit.learning.pipeline import Outcome
     from toolbus.toolkit.learning.revisions import Revision, Revisions
     from toolbus.toolkit.presets import Preset
@@ -308,13 +308,12 @@ def learning_learn(
     if output == "json":
         print_json({"revision": None if made is None else made.id, **_plain(learned), "changes": changes})
         return
-    for verdict in learned.verdicts:
-        print_line(f"{verdict.kind}: {verdict.why}")
-    _print_changes(changes)
+    _print_verdicts(learned.verdicts, changes)
+    count = f"{len(changes)} of {len(static)} scores"
     if made is not None:
-        print_line(f"{len(changes)} of {len(static)} scores changed; revision {made.id} is current (before: {made.parent})")
+        print_line(f"{count} changed; revision {made.id} is current (before: {made.parent})")
     else:
-        print_line(f"{len(changes)} of {len(static)} scores would change" if dry_run else "nothing changed, so there is no new revision")
+        print_line(f"{count} would change" if dry_run else "nothing changed, so there is no new revision")
 
 
 @command("evaluate", into=learning_command)
@@ -408,12 +407,7 @@ def learning_revisions(revision: str | None, folder: RevisionsFolder, output: Ou
 
 
 @command("diff", into=learning_command)
-def learning_diff(
-    old: str | None,
-    new: str | None,
-    folder: RevisionsFolder,
-    output: Output,
-) -> None:
+def learning_diff(old: str | None, new: str | None, folder: RevisionsFolder, output: Output) -> None:
     """Show the scores that differ between two revisions: by default the current one and its parent.
 
     \b
@@ -431,21 +425,12 @@ def learning_diff(
         fail(f"{after.id} is the first revision; name the one to compare it with")
     before = revisions.get(old or after.parent)
     found = difference(before.scores, after.scores)
-    columns: Columns = {
-        **_EDGE,
-        before.id: lambda each: _score_text(each.old),
-        after.id: lambda each: _score_text(each.new),
-    }
     document = {"old": before.id, "new": after.id, "differences": found}
-    show(output, found, columns, empty=f"{before.id} and {after.id} have the same scores", document=document)
+    show(output, found, _changed(before.id, after.id), empty=f"{before.id} and {after.id} have the same scores", document=document)
 
 
 @command("convert", into=learning_command)
-def learning_convert(
-    source: Path,
-    target: Path,
-    skip_corrupt: Skip,
-) -> None:
+def learning_convert(source: Path, target: Path, skip_corrupt: Skip) -> None:
     """Add the executions of one log to another, of either format; existing ones are not added again.
 
     \b
@@ -469,19 +454,23 @@ def _plain(learned: Learned) -> dict[str, Any]:
     return {"verdicts": learned.verdicts, "changes": learned.changes, "edges": [*learned.scores]}
 
 
-_EDGE: Columns = {"EDGE": "kind", "FROM": "source", "TO": "target"}
-
-
 def _score_text(value: float | None) -> str:
     """Return a score for a table."""
     return "-" if value is None else f"{value:.3f}"
 
 
-def _print_changes(changes: Sequence[Change]) -> None:
-    """Print changed scores with their reasons."""
-    columns: Columns = {**_EDGE, "OLD": lambda each: _score_text(each.old), "NEW": lambda each: _score_text(each.new), "WHY": "why"}
+def _changed(old: str, new: str) -> Columns:
+    """Return the columns of an edge whose score has changed."""
+    edge: Columns = {"EDGE": "kind", "FROM": "source", "TO": "target"}
+    return {**edge, old: lambda each: _score_text(each.old), new: lambda each: _score_text(each.new)}
+
+
+def _print_verdicts(verdicts: Sequence[Verdict], changes: Sequence[Change] = ()) -> None:
+    """Print why scores may change, and those that have, with their reasons."""
+    for verdict in verdicts:
+        print_line(f"{verdict.kind}: {verdict.why}")
     if changes:
-        show("text", changes, columns, empty="")
+        show("text", changes, {**_changed("OLD", "NEW"), "WHY": "why"}, empty="")
 
 
 def _print_revision(revision: Revision, output: str) -> None:
@@ -494,9 +483,7 @@ def _print_revision(revision: Revision, output: str) -> None:
         print_line(f"log: sha256 {revision.log.sha256}")
     if revision.parameters is not None:
         print_line("with: " + ", ".join(f"{name} {value:g}" for name, value in msgspec.structs.asdict(revision.parameters).items()))
-    for verdict in revision.verdicts:
-        print_line(f"{verdict.kind}: {verdict.why}")
-    _print_changes(revision.changes)
+    _print_verdicts(revision.verdicts, revision.changes)
 
 
 def _print_evaluation(found: Evaluation) -> None:
@@ -505,8 +492,7 @@ def _print_evaluation(found: Evaluation) -> None:
         f"learned from {found.learned_from} episodes; replayed {found.held_out}, with {found.calls} calls that succeeded "
         f"and {found.transitions} changes of action"
     )
-    for verdict in found.learned.verdicts:
-        print_line(f"{verdict.kind}: {verdict.why}")
+    _print_verdicts(found.learned.verdicts)
     print_line()
     _print_standings(found.tools, ("hit@1", "hit@3", "hit@5", "mrr", "reach", "tools shown", "brier"), ece=True)
     print_line()

@@ -61,6 +61,8 @@ def purge_command(service: str, yes: Yes) -> None:
 
 # -- dead letters ------------------------------------------------------------------------------------
 
+_NO_LETTERS = "there are no dead letters of {!r}, and no service of that name"
+
 
 @group("dead")
 def dead_command() -> None:
@@ -82,7 +84,7 @@ async def dead_list(
     if service:
         found = await admin.dead_letters.newest(await admin.queue(service), limit)
         if not found:
-            await _must_have_letters(admin, service)
+            await must_be_known(admin, service, _NO_LETTERS)
     else:
         found = await _newest_of_all(admin, limit)
     columns: Columns = {
@@ -125,10 +127,7 @@ def dead_redrive(
 
 @command("drop", into=dead_command)
 def dead_drop(
-    service: str,
-    letters: tuple[str, ...],
-    everything: Annotated[bool, option("Drop every dead letter of the service.", "--all")],
-    yes: Yes,
+    service: str, letters: tuple[str, ...], everything: Annotated[bool, option("Drop every dead letter of the service.", "--all")], yes: Yes
 ) -> None:
     """Delete dead letters for good."""
 
@@ -147,7 +146,10 @@ def _of_each(
         raise click.UsageError("give the ids of dead letters, or --all")
 
     async def found(admin: Admin) -> bool:
-        return bool(await admin.dead_letters.ids(await admin.queue(service))) or not await _must_have_letters(admin, service)
+        if await admin.dead_letters.ids(await admin.queue(service)):
+            return True
+        await must_be_known(admin, service, _NO_LETTERS)
+        return False
 
     if everything:
         if not with_admin(found):
@@ -167,13 +169,6 @@ def _of_each(
 
     if failed := with_admin(main):
         fail(f"nothing was done to {failed} of the letters")
-
-
-async def _must_have_letters(admin: Admin, service: str) -> bool:
-    """Fail when a service without dead letters is not in the registry; otherwise return true."""
-    if service not in {each.publication.service.id for each in await admin.services()}:
-        fail(f"there are no dead letters of {service!r}, and no service of that name; `toolbus see services` lists them")
-    return True
 
 
 async def _newest_of_all(admin: Admin, limit: int) -> list[DeadLetter]:
@@ -383,8 +378,7 @@ def items_put(
 
 @command("get", JSON, into=items_command)
 def items_get(
-    key: str | None,
-    everything: Annotated[bool, option("Print all documents, by key, for `toolbus operate items put --all`.", "--all")],
+    key: str | None, everything: Annotated[bool, option("Print all documents, by key, for `toolbus operate items put --all`.", "--all")]
 ) -> None:
     """Print a static descriptor as JSON.
 
@@ -401,13 +395,11 @@ def items_get(
         _print_all()
         return
     document = with_admin(lambda admin: admin.item(key))
-    if document is not None and (flaw := key_flaw(key)):
-        fail(f"{key!r} can't be used: {flaw}")
     if document is None:
-        fail(
-            f"there is no static descriptor {key!r}; `toolbus operate items list` shows them, "
-            "`toolbus see describe` shows self-published ones"
-        )
+        where = "`toolbus operate items list` shows them, `toolbus see describe` shows self-published ones"
+        fail(f"there is no static descriptor {key!r}; {where}")
+    if flaw := key_flaw(key):
+        fail(f"{key!r} can't be used: {flaw}")
     try:
         print_json(msgspec.Raw(document))
     except DECODE_ERRORS:

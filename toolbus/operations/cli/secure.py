@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,7 +13,7 @@ from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.support.files import replace
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.secrets import Rate, TokenFile, TokenRecord, new_token
-from toolbus.operations.cli.command import JSON, Groups, Names, Output, argument, command, digest, group, option, seconds_of
+from toolbus.operations.cli.command import JSON, Groups, Names, Output, argument, command, date_of, digest, group, option, seconds_of
 from toolbus.operations.cli.common import login_name, namespace_of, settings_of, with_admin
 from toolbus.operations.cli.output import Columns, ask_first, fail, moment, print_content, print_json, print_line, show, warn
 
@@ -50,7 +49,8 @@ def pins_command() -> None:
 
 
 @command("list", into=pins_command)
-def list_command(
+async def list_command(
+    admin: Admin,
     states: Annotated[tuple[str, ...], option("Only tools in this state, such as changed or unpinned (may be repeated).", "--state")],
     output: Output,
 ) -> None:
@@ -58,8 +58,8 @@ def list_command(
 
     Recorded tools, and new revisions of them, that wait for approval are pending.
     """
-    found = [msgspec.to_builtins(each) for each in with_admin(lambda admin: admin.pins.all()) if not states or each.state in states]
-    found += with_admin(_waiting) if not states or "pending" in states else []
+    found = [msgspec.to_builtins(each) for each in await admin.pins.all() if not states or each.state in states]
+    found += await _waiting(admin) if not states or "pending" in states else []
     columns: Columns = {
         "TOOL": "name",
         "SERVICE": "service",
@@ -73,23 +73,17 @@ def list_command(
 
 
 @command("show", JSON, into=pins_command)
-def show_command(name: str) -> None:
+async def show_command(admin: Admin, name: str) -> None:
     """Show a tool as it is now, with the decision about it and what has changed, as JSON; and what waits for approval."""
-    waiting = _review_of(name)
+    from toolbus.bus.values.descriptors import tool_document
 
-    async def main(admin: Admin) -> dict[str, Any]:
-        from toolbus.bus.values.descriptors import tool_document
-
-        found = next((each for each in await admin.pins.all() if each.name == name), None)
-        if found is None and waiting is None:
-            fail(_nothing(name))
-        tool = (await admin.pins.offered()).get(name)
-        shown: dict[str, Any] = {"pin": found, "tool": None if tool is None else tool_document(tool)}
-        if warning := await _unpinned(admin, name):
-            shown["unpinned"] = warning
-        return shown if waiting is None else {**shown, "pending": waiting}
-
-    print_json(with_admin(main))
+    waiting = await _review_of(admin, name)
+    found = next((each for each in await admin.pins.all() if each.name == name), None)
+    if found is None and waiting is None:
+        fail(_nothing(name))
+    tool = (await admin.pins.offered()).get(name)
+    more = {"unpinned": await _unpinned(admin, name), "pending": waiting}
+    print_json({"pin": found, "tool": None if tool is None else tool_document(tool), **{key: each for key, each in more.items() if each}})
 
 
 @command("approve", into=pins_command)
@@ -115,24 +109,24 @@ def approve_tools_command(
 
 
 @command("reject", into=pins_command)
-def reject_command(name: str, reason: Reason) -> None:
+async def reject_command(admin: Admin, name: str, reason: Reason) -> None:
     """Withhold a tool from every agent, in every form, until it is approved. Calls that run go on.
 
     Of a recorded tool that waits for approval, what waits is removed; what is served stays.
     """
     from toolbus.platform.store import Records
 
-    if with_admin(lambda admin: Records(admin).remove(f"pending/{name}")):
+    if await Records(admin).remove(f"pending/{name}"):
         print_line(f"rejected what waited for approval as {visible(name)}; what is served stays")
         return
-    with_admin(lambda admin: admin.pins.reject(name, by=login_name(), reason=reason))
+    await admin.pins.reject(name, by=login_name(), reason=reason)
     print_line(f"rejected {name}")
 
 
 @command("rm", into=pins_command)
-def rm_command(name: str) -> None:
+async def rm_command(admin: Admin, name: str) -> None:
     """Forget the decision about a tool, which is unpinned then."""
-    if not with_admin(lambda admin: admin.pins.remove(name)):
+    if not await admin.pins.remove(name):
         fail(_nothing(name))
     print_line(f"{name} is unpinned")
 
@@ -155,7 +149,7 @@ def approve_command(
       toolbus secure pins show search
       toolbus secure approve search --digest 3f2a915c07d8e64b
     """
-    review = _review_of(name)
+    review = with_admin(lambda admin: _review_of(admin, name))
     if review is not None:
         _approve_recorded(review, digest=digest, yes=yes, reason=reason, output=output)
     else:
@@ -188,12 +182,12 @@ def _nothing(name: str) -> str:
 # -- recorded tools that wait for approval -----------------------------------------------------------
 
 
-def _review_of(name: str) -> Review | None:
+async def _review_of(admin: Admin, name: str) -> Review | None:
     """Return the tool of this name that waits for approval, with the files of its code that are here; None when none waits."""
     from toolbus.platform.review import reviewed, with_files
     from toolbus.platform.store import Records
 
-    found = with_admin(lambda admin: Records(admin).all())
+    found = await Records(admin).all()
     # Records that can't be read are no reason to treat it as a tool of a worker.
     wrong = next((each.reason for each in found.refused if each.key == f"pending/{name}"), "")
     if wrong:
@@ -447,13 +441,7 @@ def _expires(text: str, now: float) -> float:
     seconds = seconds_of(text)
     if seconds is not None and 0 < seconds <= _LONGEST:
         return round(now + seconds)
-    try:
-        moment = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        raise click.UsageError(
-            f"--expires is a time from now such as 12h, 90d or 4w, or a date like 2030-01-31, not {text[:50]!r}"
-        ) from None
-    end = (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+    end = date_of(text, "--expires is a time from now such as 12h, 90d or 4w")
     if end <= now:
         raise click.UsageError(f"--expires {text[:50]} is over already")
     return end

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import difflib
 import gc
 import sys
@@ -24,7 +23,7 @@ from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.values.descriptors import tool_document
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.bus.values.urls import redact
-from toolbus.operations.cli.command import JSON, Categories, Groups, Names, Output, Seconds, command, option, seconds_of
+from toolbus.operations.cli.command import JSON, Categories, Groups, Names, Output, Seconds, command, date_of, option, seconds_of
 from toolbus.operations.cli.common import must_be_known, namespace_of, settings_of, settings_with_server, with_admin
 from toolbus.operations.cli.output import Columns, fail, names_of, print_json, print_json_line, print_line, print_table, show, warn
 from toolbus.operations.unusable import refused as refused_of
@@ -490,11 +489,7 @@ def _moment(text: str) -> float:
     seconds = seconds_of(text)
     if seconds is not None:
         return time.time() - seconds
-    try:
-        moment = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        raise click.UsageError(f"--since is a time ago such as 30m, 12h or 7d, or a date like 2030-01-31, not {text[:50]!r}") from None
-    found = (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+    found = date_of(text, "--since is a time ago such as 30m, 12h or 7d")
     if found > time.time():
         raise click.UsageError(f"--since {text[:50]} is in the future; a date without a zone is one of UTC")
     return found

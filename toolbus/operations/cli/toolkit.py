@@ -84,9 +84,7 @@ def load_command(
 
 
 @command("presets", into=toolkit_command)
-def presets_command(
-    output: Output,
-) -> None:
+def presets_command(output: Output) -> None:
     """List the presets that come with toolbus, with the command that serves their tools.
 
     \b
@@ -160,7 +158,12 @@ async def recommend_command(
       toolbus toolkit recommend query --hops 1
       toolbus toolkit recommend "count the orders of March"
     """
-    view = _recommended(bus, start, file, threshold, hops)
+    from toolbus.toolkit.live import for_actions, published, starts_of
+
+    if file is None:
+        _report_omitted(bus.tools.catalogue.presets)
+    graph = published(bus.tools.catalogue) if file is None else _read(file)
+    view = for_actions(bus.tools, starts_of(graph, start), threshold=threshold, hops=hops, toolkit=graph, tell_missing=True)
     nothing = f"nothing fits {' '.join(start)!r}"
     if prompt:
         print_line(view.prompt() if view.actions else nothing, err=not view.actions)
@@ -207,8 +210,7 @@ def draw_command(
 
 @command("export", into=toolkit_command)
 def export_command(
-    file: File,
-    form: Annotated[Literal["scores", "graphml", "dot"], option("Format of the output.", "--format", default="scores")],
+    file: File, form: Annotated[Literal["scores", "graphml", "dot"], option("Format of the output.", "--format", default="scores")]
 ) -> None:
     """Write the graph to standard output: scores for `learn`, GraphML, or dot for Graphviz.
 
@@ -252,15 +254,6 @@ def _graph(file: Path | None) -> Toolkit:
     documents = {key.removeprefix("toolkit/"): document for key, document in found.items()}
     _report_omitted(documents)
     return merged(documents)
-
-
-def _recommended(bus: ToolBus, start: tuple[str, ...], file: Path | None, threshold: float, hops: int) -> ActionView:
-    from toolbus.toolkit.live import for_actions, published, starts_of
-
-    if file is None:
-        _report_omitted(bus.tools.catalogue.presets)
-    graph = published(bus.tools.catalogue) if file is None else _read(file)
-    return for_actions(bus.tools, starts_of(graph, start), threshold=threshold, hops=hops, toolkit=graph, tell_missing=True)
 
 
 def _report_omitted(documents: Mapping[str, bytes]) -> None:
