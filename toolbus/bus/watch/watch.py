@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -199,12 +199,8 @@ class Activity:
         return rates(total(self.recent.get((service, tool), ())), everything, self.window)
 
     def _group(self, tools: Mapping[Source, ToolStatistics], recent: Mapping[Source, Ended]) -> None:
-        parts: dict[str, list[ToolStatistics]] = defaultdict(list)
-        by_tool: dict[tuple[str, str], list[ToolStatistics]] = defaultdict(list)
-        for (_, service, tool), each in tools.items():
-            parts[service].append(each)
-            by_tool[service, tool].append(each)
-        self._parts, self.tools = dict(parts), dict(by_tool)
+        self._parts = _grouped((service, each) for (_, service, _), each in tools.items())
+        self.tools = _grouped(((service, tool), each) for (_, service, tool), each in tools.items())
         self._recent = _grouped((service, each) for (_, service, _), each in recent.items())
         self._instances = _grouped((instance, each) for (instance, _, _), each in recent.items())
         self.recent = _grouped(((service, tool), each) for (_, service, tool), each in recent.items())
@@ -212,14 +208,19 @@ class Activity:
             self._quiet.pop(service, None)
 
 
-def _grouped(found: Iterable[tuple[G, Ended]]) -> dict[G, list[Ended]]:
-    groups: dict[G, list[Ended]] = defaultdict(list)
+def _grouped(found: Iterable[tuple[G, T]]) -> dict[G, list[T]]:
+    groups: dict[G, list[T]] = defaultdict(list)
     for group, each in found:
         groups[group].append(each)
     return dict(groups)
 
 
 _MOST_DESCRIPTION = 300
+
+
+def _same(source: object, *names: str) -> dict[str, Any]:
+    """Return what a view has of its source under the same names."""
+    return {name: getattr(source, name) for name in names}
 
 
 def service_views(overviews: Iterable[ServiceOverview], activity: Activity) -> tuple[ServiceView, ...]:
@@ -233,14 +234,9 @@ def service_views(overviews: Iterable[ServiceOverview], activity: Activity) -> t
                 id=publication.service.id,
                 owner=publication.owner,
                 digest=publication.digest,
-                live=each.live,
-                state=each.state,
-                gone=each.gone,
-                paused=each.paused,
-                workers=each.workers,
+                **_same(each, "live", "state", "gone", "paused", "workers", "dead"),
                 queued=max(0, each.queued),
                 running=max(0, each.running),
-                dead=each.dead,
                 tools=len(publication.tools),
                 calls=everything.count,
                 **msgspec.structs.asdict(speed),
@@ -260,23 +256,14 @@ def _instance(answer: InstanceAnswer, activity: Activity) -> InstanceView:
     return InstanceView(
         id=answer.instance,
         answered=True,
-        host=answer.host,
-        pid=answer.pid,
-        version=answer.version,
-        python=answer.python,
-        started=answer.started,
+        **_same(answer, "host", "pid", "version", "python", "started", "slots", "running", "waiting", "commands", "connects"),
         uptime=round(answer.uptime, 1),
         services=tuple(sorted(each.id for each in answer.services)),
-        slots=answer.slots,
-        running=answer.running,
-        waiting=answer.waiting,
         calls=sum(tool.started - tool.running for tool in answer.tools),
         failures=sum(sum(tool.failed.values()) for tool in answer.tools if tool.failed),
         cancelled=sum(tool.cancelled for tool in answer.tools),
         retaken=sum(tool.retaken for tool in answer.tools),
         calls_per_s=activity.instance(answer.instance),
-        commands=answer.commands,
-        connects=answer.connects,
     )
 
 
@@ -309,14 +296,10 @@ def _tool(service: str, name: str, counts: list[ToolStatistics], activity: Activ
         name=name,
         effect="" if descriptor is None else descriptor.effect,
         description="" if descriptor is None else shortened(descriptor.description, _MOST_DESCRIPTION),
-        started=sum(each.started for each in counts),
-        succeeded=sum(each.succeeded for each in counts),
+        **{name: sum(getattr(each, name) for each in counts) for name in ("started", "succeeded", "cancelled", "retaken", "running")},
         failed=failed,
         failures=sum(failed.values()),
-        cancelled=sum(each.cancelled for each in counts),
-        retaken=sum(each.retaken for each in counts),
         refused=sum(sum(each.refused.values()) for each in counts),
-        running=sum(each.running for each in counts),
         mean_ms=round(sum(each.total_ms for each in counts) / timed, 3) if timed else None,
         **msgspec.structs.asdict(speed),
         last_error=newest_error(counts),
@@ -326,14 +309,7 @@ def _tool(service: str, name: str, counts: list[ToolStatistics], activity: Activ
 def session_views(answers: Iterable[InstanceAnswer]) -> tuple[SessionView, ...]:
     """Return the open sessions, those used last first."""
     found = [
-        SessionView(
-            service=each.service,
-            user=each.user,
-            session=each.session,
-            instance=answer.instance,
-            running=each.running,
-            idle=round(each.idle, 1),
-        )
+        SessionView(**_same(each, "service", "user", "session", "running"), instance=answer.instance, idle=round(each.idle, 1))
         for answer in answers
         for each in answer.sessions
     ]
@@ -349,15 +325,8 @@ def running_calls(answers: Iterable[InstanceAnswer]) -> list[RunningCall]:
 def dead_letter_view(letter: DeadLetter) -> DeadLetterView:
     """Return a dead letter for people."""
     request = letter.request
-    return DeadLetterView(
-        id=letter.id,
-        queue=letter.queue,
-        at=letter.at,
-        **({} if request is None else {"call": request.id, "tool": request.tool, "service": request.service, "user": request.user}),
-        reason=letter.reason,
-        attempts=letter.attempts,
-        error=letter.error,
-    )
+    called = {} if request is None else {"call": request.id, **_same(request, "tool", "service", "user")}
+    return DeadLetterView(**_same(letter, "id", "queue", "at", "reason", "attempts", "error"), **called)
 
 
 WINDOW = 10.0
@@ -485,11 +454,8 @@ class Watch:
     async def _approved(self, admin: Admin) -> tuple[PinView, ...]:
         """Return the approved descriptors, which are read when the registry has changed, whose items they are."""
         if self._pins[0] != self._known.revision:
-            found = await admin.pins.all()
-            self._pins = (
-                self._known.revision,
-                tuple(PinView(name=each.name, digest=each.approved) for each in found if each.state == "approved"),
-            )
+            approved = [each for each in await admin.pins.all() if each.state == "approved"]
+            self._pins = self._known.revision, tuple(PinView(name=each.name, digest=each.approved) for each in approved)
         return self._pins[1]
 
     async def _recent(self, admin: Admin) -> list[RecentCall]:
