@@ -41,7 +41,7 @@ class Seen(msgspec.Struct, kw_only=True):
         health: of the server.
         services: those of the namespace.
         lapsed: workers whose leases have ended, as ``service/instance``.
-        statistics: what workers answered; None when they were not asked.
+        statistics: what workers answered; nothing when they were not asked.
         tokens: of gateways.
         others: namespaces on this server, if this one is empty.
         now: seconds since 1970, by the clock of who looks.
@@ -51,7 +51,7 @@ class Seen(msgspec.Struct, kw_only=True):
     health: ServerHealth
     services: Sequence[ServiceOverview] = ()
     lapsed: Sequence[str] = ()
-    statistics: Statistics | None = None
+    statistics: Statistics = Statistics({}, {})
     tokens: Sequence[TokenRecord] = ()
     others: Sequence[str] = ()
     now: float = 0.0
@@ -170,7 +170,7 @@ _LOOK_AT_IT = (
 
 
 def _troubled(seen: Seen) -> Iterable[str]:
-    for answer in [] if seen.statistics is None else seen.statistics.answers.values():
+    for answer in seen.statistics.answers.values():
         if answer.trouble:
             services = one_line(", ".join(each.id for each in answer.services), 200)
             allow = "; give its user the rights of `toolbus secure acl worker`" if "NOPERM" in answer.trouble else ""
@@ -186,7 +186,7 @@ def _silent(seen: Seen) -> dict[str, list[str]]:
     """Return the workers of each service that do not answer, although their leases have not ended."""
     found: dict[str, list[str]] = {}
     # Workers can't answer a server that takes no writes.
-    asked = {} if seen.statistics is None or seen.health.refusal else seen.statistics.silent
+    asked = {} if seen.health.refusal else seen.statistics.silent
     for instance, services in asked.items():
         for service in services:
             found.setdefault(service, []).append(instance)
@@ -195,8 +195,7 @@ def _silent(seen: Seen) -> dict[str, list[str]]:
 
 def _mute(seen: Seen) -> dict[str, list[str]]:
     """Return the services of which no worker answers, with those."""
-    answers = [] if seen.statistics is None else seen.statistics.answers.values()
-    heard = {service.id for answer in answers for service in answer.services}
+    heard = {service.id for answer in seen.statistics.answers.values() for service in answer.services}
     # Other implementations need not answer.
     return {service: names for service, names in _silent(seen).items() if service not in heard and all(map(is_of_toolbus, names))}
 
@@ -297,7 +296,7 @@ def _slow(seen: Seen) -> Iterable[str]:
 
 
 def _lost_lines(seen: Seen) -> Iterable[str]:
-    for answer in [] if seen.statistics is None else seen.statistics.answers.values():
+    for answer in seen.statistics.answers.values():
         if answer.lines_lost:
             found = f"{answer.lines_lost} log lines of the worker {answer.instance} are lost: who reads its log stands still"
             yield f"{found}; look at who reads its output"
@@ -390,7 +389,7 @@ async def look(
         settings=settings,
         health=await admin.health(trips=trips, configuration=roles is None),
         services=() if services is None else services,
-        statistics=statistics,
+        statistics=statistics or Statistics({}, {}),
         now=time.time(),
     )
     if may("gateway", "operator", "monitor"):
@@ -466,7 +465,7 @@ def _until(end: float, now: float) -> str:
 
 def _tools(seen: Seen) -> Mapping[tuple[str, str], list[ToolStatistics]]:
     found: dict[tuple[str, str], list[ToolStatistics]] = {}
-    for answer in [] if seen.statistics is None else seen.statistics.answers.values():
+    for answer in seen.statistics.answers.values():
         for tool in answer.tools:
             found.setdefault((tool.service, tool.tool), []).append(tool)
     return found
