@@ -266,30 +266,33 @@ class TriedState(SessionState, eq=False):
         return True
 
 
-class TriedSessions:
-    """The sessions of one service's calls, which last until the environment is closed.
+class TriedService:
+    """One service, and the sessions of its calls, which last until the environment is closed.
 
     Attributes:
+        served: it.
+        isolation: where its isolated tools run.
         states: of every session that was opened.
     """
 
-    def __init__(self, served: Served) -> None:
-        self._served = served
+    def __init__(self, served: Served, isolation: Isolation) -> None:
+        self.served = served
+        self.isolation = isolation
         self._made: set[Session] = set()
         self._lock = asyncio.Lock()
         self.states: dict[Session, TriedState] = {}
 
     async def execute(self, run: Run) -> None:
-        """Run a call within its session."""
+        """Run a call within its session, if the service has sessions."""
         request = run.delivery.request
-        pair = session_of(request)
+        pair = session_of(request) if self.served.has_sessions else None
         if pair is not None:
             session = Session(*pair)
-            run.session = state = self.states.setdefault(session, TriedState(self._served, session, request.id))
+            run.session = state = self.states.setdefault(session, TriedState(self.served, session, request.id))
             try:
                 async with self._lock:
                     if session not in self._made:
-                        state.value = await self._served.open_session(session, dict(request.initial or {}))
+                        state.value = await self.served.open_session(session, dict(request.initial or {}))
                         self._made.add(session)
             except Exception as error:  # noqa: BLE001 - the service's own code
                 run.stop(run.error_info(error))
@@ -352,9 +355,7 @@ class InvocationEnvironment:
         self._confirm = confirm
         self._middleware = checked(middleware)
         self._services = Services(provide)
-        self._served: dict[object, Served] = {}
-        self._sessions: dict[object, TriedSessions] = {}
-        self._isolations: dict[object, Isolation] = {}
+        self._tried: dict[object, TriedService] = {}
         self._runs: set[Run] = set()
         self._threads: Threads | None = None
         self._lock = asyncio.Lock()
@@ -364,20 +365,17 @@ class InvocationEnvironment:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        served, self._served = self._served, {}
-        sessions, self._sessions = self._sessions, {}
+        tried, self._tried = self._tried, {}
         errors: list[Exception] = []
-        for key, each in served.items():
-            opened = sessions[key].states.items() if key in sessions else ()
-            for session, state in (*((session, found.value) for session, found in opened), (None, None)):
+        for each in tried.values():
+            for session, state in (*((session, found.value) for session, found in each.states.items()), (None, None)):
                 try:
-                    await each.cleanup(session, state)
+                    await each.served.cleanup(session, state)
                 except Exception as problem:  # noqa: BLE001 - one failing clean-up must not stop the others; all are raised below
                     errors.append(problem)
         await self._services.aclose()
-        for isolation in self._isolations.values():
-            await isolation.aclose()
-        self._isolations.clear()
+        for each in tried.values():
+            await each.isolation.aclose()
         if self._threads is not None:
             self._threads.close()
             self._threads = None
@@ -404,14 +402,13 @@ class InvocationEnvironment:
         if self._threads is None:
             raise ConfigurationError("the environment is not open; use `async with InvocationEnvironment() as environment:`")
         owner, name = _aim(target, tool)
-        served = await self._serve(owner)
-        request = self._request(served, name, dict(arguments or {}))
-        recorder = Recorder(self.settings, self._threads, self._isolations[_key(owner)], self._middleware, self._answers, self._confirm)
+        tried = await self._serve(owner)
+        request = self._request(tried.served, name, dict(arguments or {}))
+        recorder = Recorder(self.settings, self._threads, tried.isolation, self._middleware, self._answers, self._confirm)
         delivery = Delivery(request, "test", b"", 0, self.attempt, time.monotonic() + request.timeout, 0.0, new_run(), _NO_QUEUE, _NO_FENCE)
         loop = asyncio.get_running_loop()
-        run = Run(recorder.context, loop, delivery, served, served.handler(request))
-        sessions = self._sessions.get(_key(owner))
-        run.task = task = loop.create_task(run.execute() if sessions is None else sessions.execute(run))
+        run = Run(recorder.context, loop, delivery, tried.served, tried.served.handler(request))
+        run.task = task = loop.create_task(tried.execute(run))
         self._runs.add(run)
         recorder.arm(run)
         try:
@@ -445,10 +442,10 @@ class InvocationEnvironment:
         for run in [*self._runs]:
             run.cancel()
 
-    async def _serve(self, owner: object) -> Served:
+    async def _serve(self, owner: object) -> TriedService:
         async with self._lock:
-            served = self._served.get(_key(owner))
-            if served is None:
+            tried = self._tried.get(_key(owner))
+            if tried is None:
                 served = collect(owner, self.settings, self._services)[0]
                 await self._services.start()
                 isolation = Isolation(self.settings, served.isolated())
@@ -459,11 +456,8 @@ class InvocationEnvironment:
                 except BaseException:
                     await isolation.aclose()
                     raise
-                self._isolations[_key(owner)] = isolation
-                if served.has_sessions:
-                    self._sessions[_key(owner)] = TriedSessions(served)
-                self._served[_key(owner)] = served
-            return served
+                tried = self._tried[_key(owner)] = TriedService(served, isolation)
+            return tried
 
     def _request(self, served: Served, name: str, arguments: dict[str, Any]) -> Request:
         descriptor = next((each for each in served.publication.tools if each.name == name), None)
