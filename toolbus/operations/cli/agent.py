@@ -64,8 +64,7 @@ class Options(NamedTuple):
     ]
     record: Annotated[Path | None, option("Record the calls when walking, to learn scores from: .jsonl, .db or .sqlite.")]
     explore: Annotated[
-        float,
-        option("Probability that a tool below the threshold is shown all the same (0).", type=Share, default=0.0, needs=_WALKS),
+        float, option("Probability that a tool below the threshold is shown all the same (0).", type=Share, default=0.0, needs=_WALKS)
     ]
     user: User
     session: Annotated[str | None, option("The agent's session (the conversation's id, if it is kept; else none).")]

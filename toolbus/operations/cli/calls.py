@@ -19,7 +19,7 @@ import click
 import msgspec
 
 from toolbus import Blob, Progress, ToolBus, ToolError, ToolResult
-from toolbus.bus.client.confirmations import Confirmation
+from toolbus.bus.client.confirmations import Confirmation, Grant
 from toolbus.bus.schema.documents import RepeatedKeyError, read_document
 from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
@@ -84,8 +84,6 @@ def call_command(
       toolbus call tell-pun topic=cats --user alice
       toolbus call draw_chart --json - --save charts < chart.json
     """
-    from toolbus.bus.client.confirmations import Grant
-
     options: dict[str, Any] = {"user": user, "session": session}
     # Before the bus is opened: reading blocks, and a blocked event loop can't be interrupted.
     words = _Words(pairs, document)

@@ -25,7 +25,7 @@ from toolbus.bus.values.urls import redact
 from toolbus.operations.cli.command import Folder, Port, argument, command, option
 from toolbus.operations.cli.common import GATEWAY_PORT, environment_of, needs_gateway, settings_with_server
 from toolbus.operations.cli.output import Failure, complain, fail, print_line, print_table
-from toolbus.operations.cli.platform import host_command
+from toolbus.operations.cli.platform import host_command, import_command
 from toolbus.operations.cli.serve import serve_command
 from toolbus.operations.cli.worker import worker_command
 
@@ -164,8 +164,6 @@ def up_command(
 
 def _import(folder: Path) -> None:
     """Record the tools of a folder's files; what is wrong with them is told, and the rest is there."""
-    from toolbus.operations.cli.platform import import_command
-
     try:
         click.get_current_context().invoke(import_command, folder=folder, output="text")
     except Failure as error:

@@ -491,27 +491,21 @@ _MOST_REASON = 300
 
 def _print_all() -> None:
     """Print every document that can be used; say which are left out, and fail then."""
-
-    async def main(admin: Admin) -> tuple[dict[str, bytes], dict[str, str]]:
-        items = (await admin.snapshot())[1]
-        unusable = {key: each.reason for key, each in items.items() if isinstance(each, RefusedTool)}
-        # An empty document stands for a pin that is not in its table.
-        unusable |= {
-            key: f"it is misplaced; `toolbus operate items rm {key}` removes it, `toolbus operate migrate` moves it"
-            for key, each in items.items()
-            if not each
-        }
-        return {key: each for key, each in sorted(items.items()) if isinstance(each, bytes) and each}, unusable
-
-    documents, unusable = with_admin(main)
+    _, items = with_admin(lambda admin: admin.snapshot())
     found: dict[str, msgspec.Raw] = {}
-    for key, document in documents.items():
-        try:
-            read_document(document, object)
-        except ValueError:
-            unusable[key] = "it holds no JSON; `toolbus operate items put` replaces it, `toolbus operate items rm` deletes it"
+    unusable: dict[str, str] = {}
+    for key, document in sorted(items.items()):
+        if isinstance(document, RefusedTool):
+            unusable[key] = document.reason
+        elif not document:
+            # An empty document stands for a pin that is not in its table.
+            unusable[key] = f"it is misplaced; `toolbus operate items rm {key}` removes it, `toolbus operate migrate` moves it"
         else:
-            found[key] = msgspec.Raw(document)
+            try:
+                read_document(document, object)
+                found[key] = msgspec.Raw(document)
+            except ValueError:
+                unusable[key] = "it holds no JSON; `toolbus operate items put` replaces it, `toolbus operate items rm` deletes it"
     print_json(found)
     for key, why in unusable.items():
         complain(f"left out: {visible(key)}: {one_line(visible(why), _MOST_REASON)}")

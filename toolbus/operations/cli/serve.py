@@ -52,12 +52,7 @@ def serve_command(
     chat: Annotated[str, option("Tool or service that answers POST /chat.", default="chat", metavar="NAME")],
     grace: Annotated[float | None, setting("grace", "Seconds that answers may take to finish on SIGTERM", type=Seconds(86_400))],
     resume: Annotated[
-        float,
-        option(
-            "Seconds that a call with an Idempotency-Key goes on when its client has gone.",
-            type=Seconds(3600),
-            default=10.0,
-        ),
+        float, option("Seconds that a call with an Idempotency-Key goes on when its client has gone.", type=Seconds(3600), default=10.0)
     ],
     heartbeat: Annotated[float, option("Longest silence of a stream of events, in seconds.", type=Seconds(3600), default=15.0)],
     buffer: Annotated[
