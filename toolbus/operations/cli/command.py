@@ -94,11 +94,10 @@ class Number(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number, or fail with a usage error."""
-        try:
-            finite = math.isfinite(float(value))
-        except ValueError:
-            finite = False
-        return super().convert(value, param, ctx) if finite else self.fail(f"{value!r} is not a {self.meaning}", param, ctx)
+        with contextlib.suppress(ValueError):
+            if math.isfinite(float(value)):
+                return super().convert(value, param, ctx)
+        return self.fail(f"{value!r} is not a {self.meaning}", param, ctx)
 
 
 class Seconds(Number):

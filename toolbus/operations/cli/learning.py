@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -227,21 +227,18 @@ def _learned(preset: Preset, revisions: Revisions, names: dict[str, list[str]], 
     from toolbus.toolkit.presets import graph_of, scores_of
 
     known = {vertex: sorted(found) for vertex, found in all_names(preset, names).items()}
-    problems = _Problems(options.skip_corrupt)
-    with contextlib.ExitStack() as stack:
-        outcome = run(
+    with _skipping(options.skip_corrupt) as on_bad, contextlib.ExitStack() as stack:
+        return run(
             msgspec.structs.replace(scores_of(graph_of(preset)), names=known),
             [stack.enter_context(open_store(log, must_exist=True)) for log in options.logs],
             revisions,
             graph=preset.name,
             parameters=options.learning.checked(),
             options=Options(held_out=options.held_out, threshold=options.threshold),
-            on_bad=problems.callback,
+            on_bad=on_bad,
             dry=options.dry_run,
             resume=options.resume,
         )
-    problems.report()
-    return outcome
 
 
 def _outcome_document(outcome: Outcome) -> dict[str, Any]:
@@ -439,10 +436,8 @@ def learning_convert(source: Path, target: Path, skip_corrupt: Skip) -> None:
     """
     from toolbus.toolkit.learning.stores import copy, open_store
 
-    with open_store(source, must_exist=True) as before, open_store(target) as after:
-        problems = _Problems(skip_corrupt)
-        added = copy(before, after, problems.callback)
-        problems.report()
+    with open_store(source, must_exist=True) as before, open_store(target) as after, _skipping(skip_corrupt) as on_bad:
+        added = copy(before, after, on_bad)
     print_line(f"added {added} {'execution' if added == 1 else 'executions'} to {target}")
 
 
@@ -512,22 +507,23 @@ def _print_standings(standings: Sequence[Standing], measures: Sequence[str], *, 
 # -- what they read ----------------------------------------------------------------------------------
 
 
-class _Problems:
-    """Counts skipped records and reports the first of them."""
+@contextlib.contextmanager
+def _skipping(skip: bool) -> Iterator[Callable[[Exception], None] | None]:
+    """Yield what is told of each record that is skipped, prints the first of them, and at the end how many more there are.
 
-    def __init__(self, skip: bool) -> None:
-        self.callback = self._add if skip else None
-        self._count = 0
+    It is None when none is to be skipped.
+    """
+    count = 0
 
-    def _add(self, error: Exception) -> None:
-        self._count += 1
-        if self._count <= _MOST_PROBLEMS:
+    def left_out(error: Exception) -> None:
+        nonlocal count
+        count += 1
+        if count <= _MOST_PROBLEMS:
             print_line(f"left out: {error}", err=True)
 
-    def report(self) -> None:
-        """Print how many more were skipped."""
-        if self._count > _MOST_PROBLEMS:
-            print_line(f"left out: {self._count - _MOST_PROBLEMS} more", err=True)
+    yield left_out if skip else None
+    if count > _MOST_PROBLEMS:
+        print_line(f"left out: {count - _MOST_PROBLEMS} more", err=True)
 
 
 def _inputs(scores_file: Path | None, log_file: Path | None, skip_corrupt: bool) -> tuple[ScoreFile, list[Episode]]:
@@ -545,10 +541,8 @@ def _inputs(scores_file: Path | None, log_file: Path | None, skip_corrupt: bool)
         raise click.UsageError("give --scores and --log")
     is_preset = scores_file.suffix in {".yaml", ".yml"}
     static = scores_of(graph_of(load_preset(scores_file))) if is_preset else load_scores(scores_file)
-    problems = _Problems(skip_corrupt)
-    with open_store(log_file, must_exist=True) as store:
-        found = matched(store.read(problems.callback), static.scores, static.names)
-    problems.report()
+    with _skipping(skip_corrupt) as on_bad, open_store(log_file, must_exist=True) as store:
+        found = matched(store.read(on_bad), static.scores, static.names)
     if found.left_out:
         print_line(found.told(), err=True)
     return static, episodes(found.executions)

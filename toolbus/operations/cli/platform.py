@@ -97,10 +97,7 @@ def _document(tool: RecordedTool, status: str, records: Snapshot) -> dict[str, A
 
     meta = tool.meta
     return {
-        "tool_id": meta.tool_id,
-        "name": meta.name,
-        "description": meta.description,
-        "category": meta.category,
+        **{name: getattr(meta, name) for name in ("tool_id", "name", "description", "category")},
         "backend_runtime": runtime_of(tool),
         "group_ids": groups_of(tool, records.groups),
         "sources": [each.type for each in tool.sources],

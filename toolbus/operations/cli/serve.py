@@ -6,21 +6,15 @@ import asyncio
 import socket
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import click
 
 from toolbus import ToolBus
-from toolbus.bus.values.settings import Settings
 from toolbus.operations.cli.command import Groups, Names, Number, Port, ProcessOptions, Seconds, User, command, option, setting
 from toolbus.operations.cli.common import EXPORTER_PORT, GATEWAY_PORT, needs_gateway, reason, serving_settings, settings_with_server
 from toolbus.operations.cli.output import fail
 from toolbus.operations.cli.worker import announced, end_with
-
-if TYPE_CHECKING:
-    from toolbus.edges.gateway.auth.options import AuthOptions
-    from toolbus.edges.gateway.guards import GuardOptions
-    from toolbus.edges.gateway.options import GatewayOptions
 
 _KEYS = ("keys",)
 
@@ -87,10 +81,10 @@ def serve_command(
     from toolbus.bus.worker.process.event_loop import run_loop
 
     try:
-        from toolbus.edges.gateway.auth.options import AuthOptions
-        from toolbus.edges.gateway.guards import GuardOptions, is_loopback, origin_of
-        from toolbus.edges.gateway.options import GatewayOptions
-        from toolbus.edges.gateway.serving import listen
+        from toolbus.edges.gateway.auth.options import AuthOptions, authenticator_of
+        from toolbus.edges.gateway.guards import GuardOptions, KnownHosts, guarded, is_loopback, origin_of
+        from toolbus.edges.gateway.options import Everyone, GatewayOptions
+        from toolbus.edges.gateway.serving import listen, serve
     except ImportError as error:
         fail(needs_gateway(error))
     settings = serving_settings("gateway", grace=grace)
@@ -106,37 +100,24 @@ def serve_command(
         fail(f"without tokens a gateway listens on this machine only, not at {host!r}; {ways}")
     place = listen(host, port) if listening is None else socket.socket(fileno=listening)
     options = GatewayOptions(chat=chat, resume=resume, heartbeat=heartbeat, buffer=buffer)
+
+    async def main() -> None:
+        from toolbus.edges.gateway.app import application
+        from toolbus.edges.gateway.gateway import Gateway
+        from toolbus.edges.gateway.metrics import ProbedGateway
+
+        end_with(process, settings)
+        async with ToolBus(settings=settings) as bus:
+            authenticator = authenticator_of(bus, auth)
+            gateway = Gateway(bus, authenticator or Everyone(), options)
+            app = guarded(application(gateway), guards)
+            served = app if is_open or authenticator is not None else KnownHosts(app)
+            async with announced(lambda: ProbedGateway(gateway), process) as (serving, stopping):
+                await serve(served, gateway, place, grace=settings.grace, on_serving=serving, on_stopping=stopping)
+
     with place:
-        run_loop(lambda: _serve(settings, options, auth, guards, place, process, is_open=is_open))
+        run_loop(main)
     sys.stdout.flush()
-
-
-async def _serve(
-    settings: Settings,
-    options: GatewayOptions,
-    auth: AuthOptions,
-    guards: GuardOptions,
-    place: socket.socket,
-    process: ProcessOptions,
-    *,
-    is_open: bool,
-) -> None:
-    from toolbus.edges.gateway.app import application
-    from toolbus.edges.gateway.auth.options import authenticator_of
-    from toolbus.edges.gateway.gateway import Gateway
-    from toolbus.edges.gateway.guards import KnownHosts, guarded
-    from toolbus.edges.gateway.metrics import ProbedGateway
-    from toolbus.edges.gateway.options import Everyone
-    from toolbus.edges.gateway.serving import serve
-
-    end_with(process, settings)
-    async with ToolBus(settings=settings) as bus:
-        authenticator = authenticator_of(bus, auth)
-        gateway = Gateway(bus, authenticator or Everyone(), options)
-        app = guarded(application(gateway), guards)
-        served = app if is_open or authenticator is not None else KnownHosts(app)
-        async with announced(lambda: ProbedGateway(gateway), process) as (serving, stopping):
-            await serve(served, gateway, place, grace=settings.grace, on_serving=serving, on_stopping=stopping)
 
 
 @command("exporter")

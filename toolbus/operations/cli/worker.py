@@ -16,6 +16,7 @@ import click
 from toolbus.bus import telemetry
 from toolbus.bus.values.results import ConfigurationError, RegistrationRefused, ToolbusError
 from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.loading import examples as example_services
 from toolbus.bus.worker.loading import folders, load
 from toolbus.bus.worker.process.lifeline import Bounds, ChildState, Notifier, end_process, load_reports, report_state, watch_lifeline
 from toolbus.operations.cli.command import Command, Concurrency, Grace, ProcessOptions, argument, command, option, setting
@@ -42,9 +43,8 @@ class Processes(click.ParamType):  # type: ignore[type-arg] # generic in newer v
         """Return the bounds, which are equal for a fixed number."""
         if isinstance(value, Bounds):
             return value
-        first, dots, second = str(value).partition("..")
-        least = self._number(first, param, ctx)
-        most = self._number(second, param, ctx) if dots else least
+        least, *more = (self._number(each, param, ctx) for each in str(value).split("..", 1))
+        most = more[0] if more else least
         if most < least:
             self.fail(f"{value} ends below its beginning; give the fewest processes first: {most}..{least}", param, ctx)
         return Bounds(least, most)
@@ -96,44 +96,34 @@ def worker_command(
     if not targets and not examples:
         raise click.UsageError("name what to serve: a file (jokes.py), a module, or an installed service (toolbus see workers lists them)")
     settings = serving_settings("worker", lifeline=process.lifeline, concurrency=concurrency, grace=grace, lease=lease)
+
+    async def work() -> int:
+        from toolbus.bus.worker.worker import Worker
+        from toolbus.edges.mounts.mount import mounted
+
+        served = [*(example_services() if examples else ()), *map(_mounting, map(load, targets))]
+        end_with(process, settings)
+        async with mounted(served) as serve_with:
+            worker = Worker(served, settings=settings, middleware=_middleware(around))
+            serve_with(worker)
+            async with load_reports(worker.statistics, process.lifeline if report_load else None) as opened:
+                await run_worker(worker, process, health_file=health_file, on_open=opened)
+        if worker.stuck:
+            # A thread can't be stopped; its call was given up, and it must not keep the process alive.
+            telemetry.flush_logging()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+        return 0
+
     with refusals(process):
         if processes.most > 1 or reload:
             watch = folders((*targets, *around)) if reload else ()
             words = child_words(report_load=processes.most > processes.least)
             code = run_loop(lambda: supervise(settings, "worker", words, processes, process, watch))
         else:
-            code = run_loop(lambda: _work(settings, targets, around, health_file, process, examples=examples, report_load=report_load))
+            code = run_loop(work)
     sys.exit(code)
-
-
-async def _work(
-    settings: Settings,
-    targets: tuple[str, ...],
-    around: tuple[str, ...],
-    health_file: Path | None,
-    process: ProcessOptions,
-    *,
-    examples: bool,
-    report_load: bool,
-) -> int:
-    from toolbus.bus.worker import loading
-    from toolbus.bus.worker.worker import Worker
-    from toolbus.edges.mounts.mount import mounted
-
-    served = [*(loading.examples() if examples else ()), *map(_mounting, map(loading.load, targets))]
-    end_with(process, settings)
-    async with mounted(served) as serve_with:
-        worker = Worker(served, settings=settings, middleware=_middleware(around))
-        serve_with(worker)
-        async with load_reports(worker.statistics, process.lifeline if report_load else None) as opened:
-            await run_worker(worker, process, health_file=health_file, on_open=opened)
-    if worker.stuck:
-        # A thread can't be stopped; its call was given up, and it must not keep the process alive.
-        telemetry.flush_logging()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-    return 0
 
 
 def _mounting(target: object) -> object:
