@@ -10,10 +10,9 @@ import mimetypes
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import msgspec
@@ -100,16 +99,15 @@ def call_command(
             with contextlib.suppress(TimeoutError):
                 known = await bus.wait_for_tool(tool, wait)
         arguments = words.arguments(known)
-        asking = functools.partial(Confirmation, call="", user=user, session=session, limit=bus.settings.max_request)
-        questions = HandlerQuestions(bus, tool, known, arguments, asking)
+        asking = functools.partial(Confirmation, call="", arguments=arguments, user=user, session=session, limit=bus.settings.max_request)
         grant = None if known is None or yes else Grant(known)
         if grant is not None and grant.tool.available and grant.tool.descriptor.confirm:
             grant.confirmation = await _allowed(bus, grant.tool, arguments, asking, confirm_timeout)
             arguments = grant.confirmation.arguments
         made = bus.stream(tool, arguments, **options)
         made.grant = grant
-        async with made as call, questions:
-            return await _print(call, questions, quiet=not streaming)
+        async with made as call, handler_questions(bus, tool, known, asking) as on_event:
+            return await _print(call, on_event, quiet=not streaming)
 
     try:
         result = with_bus(main, timeout=timeout)
@@ -160,13 +158,11 @@ async def _allowed(
     return confirmation
 
 
-async def _print(call: Call, questions: HandlerQuestions, *, quiet: bool) -> ToolResult:
+async def _print(call: Call, on_question: Callable[[Event], Awaitable[bool]], *, quiet: bool) -> ToolResult:
     """Print the events of a call; ``quiet`` leaves out all but the questions to a person."""
     printed = False
     async for event in call.events():
-        if await questions.on_event(event):
-            continue
-        if quiet:
+        if await on_question(event) or quiet:
             continue
         if isinstance(event, Text):
             print_content(event.text, nl=False)
@@ -332,56 +328,50 @@ class TerminalPrompt:
                 loop.remove_reader(sys.stdin)
 
 
-class HandlerQuestions:
-    """Prints the questions of one call, and asks the person at the terminal, if there is one; others may answer first.
+@contextlib.asynccontextmanager
+async def handler_questions(
+    bus: ToolBus, name: str, tool: Tool | None, asking: Callable[..., Confirmation]
+) -> AsyncIterator[Callable[[Event], Awaitable[bool]]]:
+    """Yield what takes in an event of one call, and returns whether it was about a question of the handler.
+
+    Questions are printed, and put to the person at the terminal, if there is one; others may answer first.
 
     Args:
+        bus: of the call.
         name: the tool as it was called.
         tool: the tool as it is known; None is asked about elsewhere only.
-        asking: makes a confirmation of an id, a tool, its arguments, a question and seconds.
+        asking: makes a confirmation of an id, the tool, a question and seconds.
     """
+    prompt = TerminalPrompt(lambda text: print_line(f"{text}\n[y/N]", err=True))
+    task: asyncio.Task[None] | None = None
 
-    def __init__(
-        self, bus: ToolBus, name: str, tool: Tool | None, arguments: Mapping[str, Any], asking: Callable[..., Confirmation]
-    ) -> None:
-        self._bus = bus
-        self._name = name
-        self._tool = tool if sys.stdin.isatty() else None
-        self._arguments = arguments
-        self._confirmation = asking
-        self._prompt = TerminalPrompt(lambda text: print_line(f"{text}\n[y/N]", err=True))
-        self._asking: asyncio.Task[None] | None = None
+    async def ask(event: Asked) -> None:
+        await bus.confirmations.relay(asking(event.id, tool=tool, question=event.question, timeout=event.timeout), prompt.ask)
 
-    async def __aenter__(self) -> Self:
-        return self
+    async def end() -> None:
+        """Ask no more: it was answered, or the call has ended."""
+        nonlocal task
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            task = None
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._end()
-
-    async def on_event(self, event: Event) -> bool:
-        """Take in an event of the call; return whether it was about a question."""
+    async def on_event(event: Event) -> bool:
+        nonlocal task
         if not isinstance(event, (Asked, Answered)):
             return False
-        await self._end()
+        await end()
         if isinstance(event, Asked):
-            asks = f"{self._name} asks: {visible(event.question)}"
+            asks = f"{name} asks: {visible(event.question)}"
             print_line(f"{asks}\nit waits {math.ceil(event.timeout)} s: toolbus confirm allow {event.id}", err=True)
-            if self._tool is not None:
-                self._asking = asyncio.create_task(self._ask(event))
+            if tool is not None and sys.stdin.isatty():
+                task = asyncio.create_task(ask(event))
         return True
 
-    async def _ask(self, event: Asked) -> None:
-        confirmation = self._confirmation(
-            event.id, tool=self._tool, arguments=self._arguments, question=event.question, timeout=event.timeout
-        )
-        await self._bus.confirmations.relay(confirmation, self._prompt.ask)
-
-    async def _end(self) -> None:
-        """Ask no more: it was answered, or the call has ended."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
-            self._asking = None
+    try:
+        yield on_event
+    finally:
+        await end()
 
 
 # -- confirmations -------------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ def _round(options: Round) -> None:
     if options.no_publish:
         outcome, published = _learned(preset, revisions, {}, options), None
     else:
-        outcome, published = _learned_and_published(preset, revisions, options)
+        outcome, published = with_admin(lambda admin: _learned_and_published(admin, preset, revisions, options))
     title = f"Learning: {preset.name}"
     if options.output == "json":
         print_json({**_outcome_document(outcome), "published": published})
@@ -192,31 +192,26 @@ def _round(options: Round) -> None:
         _write(options.report, outcome, title)
 
 
-def _learned_and_published(preset: Preset, revisions: Revisions, options: Round) -> tuple[Outcome, bool | None]:
+async def _learned_and_published(admin: Admin, preset: Preset, revisions: Revisions, options: Round) -> tuple[Outcome, bool | None]:
     """Return the outcome, and whether the published preset was replaced; None when there is nothing to publish."""
     from toolbus.toolkit import toolkit_of
     from toolbus.toolkit.live import is_published, live_names, publish
     from toolbus.toolkit.presets import with_scores
 
     toolkit_of(preset, functions=False)
-    owner = settings_of().owner or "operator"
-
-    async def main(admin: Admin) -> tuple[Outcome, bool | None]:
-        names = await live_names(admin, preset)
-        if options.dry_run:
-            return _learned(preset, revisions, names, options), None
-        with revisions.alone():
-            outcome = _learned(preset, revisions, names, options)
-            current = revisions.current()
-            if current is None:
-                return outcome, None
-            scored = with_scores(preset, current.edges, current.id)
-            if await is_published(admin, scored):
-                return outcome, False
-            await publish(admin, scored, owner)
-            return outcome, True
-
-    return with_admin(main)
+    names = await live_names(admin, preset)
+    if options.dry_run:
+        return _learned(preset, revisions, names, options), None
+    with revisions.alone():
+        outcome = _learned(preset, revisions, names, options)
+        current = revisions.current()
+        if current is None:
+            return outcome, None
+        scored = with_scores(preset, current.edges, current.id)
+        if await is_published(admin, scored):
+            return outcome, False
+        await publish(admin, scored, settings_of().owner or "operator")
+        return outcome, True
 
 
 def _learned(preset: Preset, revisions: Revisions, names: dict[str, list[str]], options: Round) -> Outcome:

@@ -29,7 +29,6 @@ from toolbus.operations.cli.worker import announced, end_with, probed_worker, re
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
     from toolbus.bus.broker.protocols import OutputLine
-    from toolbus.bus.values.settings import Settings
     from toolbus.platform.records import RecordedTool
     from toolbus.platform.search import Search
     from toolbus.platform.store import Snapshot
@@ -553,7 +552,32 @@ def im_command(
         raise click.UsageError("--contact is a name of 1 to 255 characters")
     folder = state or _usual(contact)
     settings = serving_settings("im")
-    run_loop(lambda: _connect(settings, server, contact, tool, user, shared, folder, lifeline))
+
+    async def connect() -> None:
+        from toolbus import ToolBus
+
+        with needing("im", "the messenger"):
+            from toolbus.agent.im.connector import Connector
+        from toolbus.agent.im.window import Windows
+
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        if lifeline is not None:
+            watch_lifeline(lifeline, stop.set, settings.grace)
+        with Windows(folder, shared) as windows:
+            async with ToolBus(settings=settings) as bus:
+                connector = Connector(server, contact, windows, bus, tool, user=user, token=os.environ.get(f"{_ENV}TOKEN", "").strip())
+                report_state(lifeline, ChildState(serving=True))
+                try:
+                    running, _ = await either(connector.run(), stop.wait())
+                    if not running.cancelled():
+                        running.result()
+                finally:
+                    await connector.leave()
+
+    run_loop(connect)
 
 
 def _is_address(server: str) -> bool:
@@ -569,30 +593,3 @@ def _usual(contact: str) -> Path:
 
     base = os.environ.get("XDG_STATE_HOME", "")
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".local/state") / "toolbus/im" / folder_of(contact)
-
-
-async def _connect(
-    settings: Settings, server: str, contact: str, tool: str, user: str, shared: tuple[str, ...], folder: Path, lifeline: int | None
-) -> None:
-    from toolbus import ToolBus
-
-    with needing("im", "the messenger"):
-        from toolbus.agent.im.connector import Connector
-    from toolbus.agent.im.window import Windows
-
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    if lifeline is not None:
-        watch_lifeline(lifeline, stop.set, settings.grace)
-    with Windows(folder, shared) as windows:
-        async with ToolBus(settings=settings) as bus:
-            connector = Connector(server, contact, windows, bus, tool, user=user, token=os.environ.get(f"{_ENV}TOKEN", "").strip())
-            report_state(lifeline, ChildState(serving=True))
-            try:
-                running, _ = await either(connector.run(), stop.wait())
-                if not running.cancelled():
-                    running.result()
-            finally:
-                await connector.leave()

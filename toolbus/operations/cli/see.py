@@ -221,14 +221,17 @@ def workers_command(output: Output) -> None:
     from toolbus.bus.worker.loading import describe, installed_services
 
     found = [(service, describe(service)) for service in installed_services()]
-    fields = ("name", "target", "requirement")
     if show(
         output,
         found,
         {"NAME": lambda each: each[0].name, "NEEDS": lambda each: each[0].requirement, "DESCRIPTION": lambda each: each[1].summary},
         empty="no installed package offers services",
         document=[
-            {**{name: getattr(service, name) for name in fields}, "summary": described.summary, "settings": described.settings}
+            {
+                **{name: getattr(service, name) for name in ("name", "target", "requirement")},
+                "summary": described.summary,
+                "settings": described.settings,
+            }
             for service, described in found
         ],
     ):
@@ -420,8 +423,8 @@ def calls_command(
       toolbus see calls --running --tool search
       toolbus see calls --since 1d --history calls.db --user ann --error deadline_exceeded
     """
-    given = (("tool", tool), ("service", service), ("user", user), ("error", error))
-    wanted = {name: value for name, value in given if value is not None}
+    given = {"tool": tool, "service": service, "user": user, "error": error}
+    wanted = {name: value for name, value in given.items() if value is not None}
     if running and (failed or follow or error):
         raise click.UsageError("--running shows calls that have not ended; leave out --failed, --error and --follow")
     if since is not None and (running or follow):
@@ -433,12 +436,9 @@ def calls_command(
         return
 
     def chosen(found: Iterable[C]) -> list[C]:
-        return [
-            each for each in found if all(getattr(each, name) == value for name, value in wanted.items()) and each.id.startswith(call or "")
-        ]
-
-    def ended(found: Iterable[RecentCall]) -> list[RecentCall]:
-        return [each for each in chosen(found) if not failed or each.outcome in _FAILED]
+        named = (each for each in found if all(getattr(each, name) == value for name, value in wanted.items()))
+        # Calls that run have no outcome, and are not looked for with --failed.
+        return [each for each in named if each.id.startswith(call or "") and (not failed or getattr(each, "outcome", "") in _FAILED)]
 
     async def main(admin: Admin) -> None:
         if running:
@@ -448,7 +448,7 @@ def calls_command(
             _print_running(chosen(running_calls(statistics.answers.values()))[:limit], statistics, output)
             return
         everything = await admin.recent(_MOST)
-        found = ended(everything)[:limit][::-1]
+        found = chosen(everything)[:limit][::-1]
         if not follow:
             documents = [each.document() for each in found]
             show(output, found, _columns("calls"), empty=_none_of(everything, error), document=documents)
@@ -459,7 +459,7 @@ def calls_command(
                 _print_line(each, output)
             await asyncio.sleep(_EVERY)
             new, after = await admin.recent_after(after)
-            found = ended(new)
+            found = chosen(new)
 
     with_admin(main)
 
