@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 import ssl
 import time
@@ -266,23 +267,15 @@ def _paused(seen: Seen) -> Iterable[str]:
             yield f"{_id(each)} is paused: what comes for it waits; `toolbus operate resume {_id(each)}` lifts it"
 
 
-def _broken(seen: Seen) -> Iterable[str]:
-    return (line for share, line in _failures(seen) if share == 1)
-
-
-def _failing(seen: Seen) -> Iterable[str]:
-    return (line for share, line in _failures(seen) if share < 1)
-
-
-def _failures(seen: Seen) -> Iterable[tuple[float, str]]:
-    """Return the share of the runs that failed, and the line, of each tool of which many did."""
+def _failures(seen: Seen, *, all_of_them: bool) -> Iterable[str]:
+    """Return a line for each tool of which all runs failed, or for each of which many did."""
     for (service, tool), counts in _tools(seen).items():
         failed = merged(each.failed for each in counts)
         ended, failures = sum(sum(each.buckets) for each in counts), sum(failed.values())
-        if ended >= _FEW and failures > FAILING * ended:
+        if ended >= _FEW and failures > FAILING * ended and (failures == ended) == all_of_them:
             worst = max(failed, key=lambda kind: failed[kind])
             found = f"{failures} of {ended} runs of {tool or service} have failed, most of them as {worst}"
-            yield failures / ended, f"{found}; `toolbus see calls --failed` shows their errors"
+            yield f"{found}; `toolbus see calls --failed` shows their errors"
 
 
 def _slow(seen: Seen) -> Iterable[str]:
@@ -331,9 +324,9 @@ CHECKS: tuple[Check, ...] = (
     Check("worker", "warn", _stopped, "nobody-serves-a-service", leases=True),
     Check("paused", "fail", _paused_and_waiting, "a-service-is-slow-or-answers-overloaded"),
     Check("service", "fail", _nobody_serves, "nobody-serves-a-service", leases=True),
-    Check("failures", "fail", _broken, "calls-of-a-tool-fail", asks=True),
+    Check("failures", "fail", functools.partial(_failures, all_of_them=True), "calls-of-a-tool-fail", asks=True),
     Check("down", "fail", _down, "nobody-serves-a-service", leases=True),
-    Check("failures", "warn", _failing, "calls-of-a-tool-fail", asks=True),
+    Check("failures", "warn", functools.partial(_failures, all_of_them=False), "calls-of-a-tool-fail", asks=True),
     Check("dead letters", "warn", _dead_letters, "calls-end-as-dead-letters"),
     Check("backlog", "warn", _backlog, "a-service-is-slow-or-answers-overloaded", leases=True),
     Check("slow tool", "warn", _slow, "a-service-is-slow-or-answers-overloaded", asks=True),
