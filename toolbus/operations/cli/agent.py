@@ -17,7 +17,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.client.executor.observers import Requested
 from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.operations.cli.calls import TerminalPrompt
+from toolbus.operations.cli.calls import terminal_prompt
 from toolbus.operations.cli.command import Categories, Groups, Names, Output, Seconds, Share, User, command, option
 from toolbus.operations.cli.common import read_text, settings_with_server
 from toolbus.operations.cli.output import WrongUsage, fail, needing, print_json, print_line
@@ -152,7 +152,7 @@ async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question:
                 user=options.user,
                 session=(options.conversation or "") if options.session is None else options.session,
                 model=model,
-                confirmer=(lambda request: True) if options.yes else TerminalPrompt(screen.ask).ask,
+                confirmer=(lambda request: True) if options.yes else terminal_prompt(screen.ask),
             )
             walk, instruction = _walk(executor.tools, question or "", recorder, options)
             system = "\n\n".join(part for part in (system, instruction) if part)

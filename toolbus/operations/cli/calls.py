@@ -85,7 +85,7 @@ def call_command(
     """
     options: dict[str, Any] = {"user": user, "session": session}
     # Before the bus is opened: reading blocks, and a blocked event loop can't be interrupted.
-    words = _Words(pairs, document)
+    words = _words(pairs, document)
     streaming = output == "text" and (sys.stdout.isatty() if stream is None else stream)
     # The time of a call begins when there is something to connect with.
     import toolbus.bus.broker.agent  # noqa: F401
@@ -98,7 +98,7 @@ def call_command(
         if wait is not None and (known is None or not known.available):
             with contextlib.suppress(TimeoutError):
                 known = await bus.wait_for_tool(tool, wait)
-        arguments = words.arguments(known)
+        arguments = words(known)
         asking = functools.partial(Confirmation, call="", arguments=arguments, user=user, session=session, limit=bus.settings.max_request)
         grant = None if known is None or yes else Grant(known)
         if grant is not None and grant.tool.available and grant.tool.descriptor.confirm:
@@ -152,7 +152,7 @@ async def _allowed(
 
     if not here:
         show(str(confirmation))
-    refused = await bus.confirmations.settled(confirmation, TerminalPrompt(show).ask if here else None, shared=True)
+    refused = await bus.confirmations.settled(confirmation, terminal_prompt(show) if here else None, shared=True)
     if refused is not None:
         raise ToolError(refused)
     return confirmation
@@ -181,41 +181,35 @@ async def _print(call: Call, on_question: Callable[[Event], Awaitable[bool]], *,
     return await call.result()
 
 
-class _Words:
-    """The arguments as they stand on the command line, with the contents of the files that they name.
+def _words(pairs: tuple[str, ...], document: str | None) -> Callable[[Tool | None], dict[str, Any]]:
+    """Read the arguments as they stand on the command line, and the files that they name; return what makes them fit a tool's schema.
 
     Raises:
-        UsageError: one can't be read, or is given twice.
+        UsageError: one can't be read, or is given twice; or, from what is returned, a value has a key twice in one object.
     """
+    text = read_text("-") if document == "-" else document
+    given = {} if text is None else read_json(text, dict[str, Any], "--json")
+    known: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        name = key.removesuffix(":")
+        if not separator or not name:
+            raise click.UsageError(f"{pair!r} is not KEY=VALUE")
+        if name in known or name in texts:
+            raise click.UsageError(f"{name!r} is given twice; a list is written {name}:='[…, …]'")
+        if key.endswith(":"):
+            known[name] = read_json(value, object, f"the value of {name!r}")
+        elif value.startswith("@"):
+            known[name] = read_text(value[1:])
+        else:
+            texts[name] = value
 
-    def __init__(self, pairs: tuple[str, ...], document: str | None) -> None:
-        text = read_text("-") if document == "-" else document
-        self._document = {} if text is None else read_json(text, dict[str, Any], "--json")
-        self._known: dict[str, Any] = {}
-        self._texts: dict[str, str] = {}
-        for pair in pairs:
-            key, separator, value = pair.partition("=")
-            name = key.removesuffix(":")
-            if not separator or not name:
-                raise click.UsageError(f"{pair!r} is not KEY=VALUE")
-            if name in self._known or name in self._texts:
-                raise click.UsageError(f"{name!r} is given twice; a list is written {name}:='[…, …]'")
-            if key.endswith(":"):
-                self._known[name] = read_json(value, object, f"the value of {name!r}")
-            elif value.startswith("@"):
-                self._known[name] = read_text(value[1:])
-            else:
-                self._texts[name] = value
-
-    def arguments(self, tool: Tool | None) -> dict[str, Any]:
-        """Return the arguments as the tool's schema wants them.
-
-        Raises:
-            UsageError: a value has a key twice in one object.
-        """
+    def arguments(tool: Tool | None) -> dict[str, Any]:
         properties = tool.parameters.get("properties", {}) if tool is not None else {}
-        texts = {name: _value(name, value, properties.get(name, {})) for name, value in self._texts.items()}
-        return {**self._document, **self._known, **texts}
+        return {**given, **known, **{name: _value(name, value, properties.get(name, {})) for name, value in texts.items()}}
+
+    return arguments
 
 
 def _value(name: str, value: str, schema: Any) -> Any:
@@ -296,23 +290,19 @@ def _suffix(media_type: str) -> str:
 # -- questions to the person at the terminal ------------------------------------------------------------
 
 
-class TerminalPrompt:
-    """Asks one question at a time at the terminal; without a terminal the answer is no.
+def terminal_prompt(show: Callable[[str], None]) -> Callable[[object], Awaitable[bool]]:
+    """Return what asks one question at a time at the terminal: whether the answer is yes. Without a terminal it is no.
 
     Args:
-        show: prints a question.
+        show: prints the text of a question, which is ``str()`` of it.
     """
+    turn = asyncio.Lock()
 
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self._show = show
-        self._turn = asyncio.Lock()
-
-    async def ask(self, question: object) -> bool:
-        """Print ``str(question)`` and return whether the answer is yes."""
+    async def ask(question: object) -> bool:
         if not sys.stdin.isatty():
             return False
-        async with self._turn:
-            self._show(str(question))
+        async with turn:
+            show(str(question))
             loop = asyncio.get_running_loop()
             answer: asyncio.Future[str] = loop.create_future()
 
@@ -326,6 +316,8 @@ class TerminalPrompt:
                 return (await answer).strip().lower() in {"y", "yes"}
             finally:
                 loop.remove_reader(sys.stdin)
+
+    return ask
 
 
 @contextlib.asynccontextmanager
@@ -342,11 +334,11 @@ async def handler_questions(
         tool: the tool as it is known; None is asked about elsewhere only.
         asking: makes a confirmation of an id, the tool, a question and seconds.
     """
-    prompt = TerminalPrompt(lambda text: print_line(f"{text}\n[y/N]", err=True))
+    prompt = terminal_prompt(lambda text: print_line(f"{text}\n[y/N]", err=True))
     task: asyncio.Task[None] | None = None
 
     async def ask(event: Asked) -> None:
-        await bus.confirmations.relay(asking(event.id, tool=tool, question=event.question, timeout=event.timeout), prompt.ask)
+        await bus.confirmations.relay(asking(event.id, tool=tool, question=event.question, timeout=event.timeout), prompt)
 
     async def end() -> None:
         """Ask no more: it was answered, or the call has ended."""
