@@ -45,10 +45,12 @@ def test_an_option_without_the_one_it_needs_is_refused(words: tuple[str, ...], n
     """The message names the option that is missing, and nothing is started."""
     command = COMMANDS[words]
     assert isinstance(command, Command)
-    option = next(param.opts[0] for param in command.params if param.name == name)
+    [param] = [param for param in command.params if param.name == name]
+    assert isinstance(param, click.Option)
+    option = param.opts[0]
     arguments = ["x"] * sum(isinstance(param, click.Argument) for param in command.params)
-    value = {"episodes": "600", "query": "x=env:X"}.get(name, "1")
-    done = CliRunner().invoke(main, [*words, option, value, *arguments])
+    values = [] if param.is_flag else [{"episodes": "600", "query": "x=env:X"}.get(name, "1")]
+    done = CliRunner().invoke(main, [*words, option, *values, *arguments])
     assert done.exit_code == 2, done.output
     other = next(param.opts[0] for param in command.params if param.name == command.needs[name][0])
     assert f"{option} means nothing alone" in done.output

@@ -136,7 +136,7 @@ def import_command(folder: Directory, output: Output) -> None:
         for each in found.ignored:
             print_line(f"{each.file}: {visible(each.id)}: {visible(each.reason)} is no field that is kept", err=True)
         for each in found.wrong:
-            print_line(f"{each.file}: {visible(each.id)}: {visible(each.reason)}" if each.id else visible(each.reason), fg="red", err=True)
+            complain(f"{each.file}: {visible(each.id)}: {visible(each.reason)}" if each.id else visible(each.reason))
     if found.wrong:
         entries = "1 entry was" if len(found.wrong) == 1 else f"{len(found.wrong)} entries were"
         fail(f"{entries} left out; mend the files and import them again")
@@ -214,7 +214,7 @@ def sync_command(
     }
     if show(output, report.matches, columns, empty="no item of the catalogue is a tool or a group here", document=report):
         for line in report.wrong:
-            print_line(visible(line), fg="red", err=True)
+            complain(visible(line))
     if report.wrong:
         fail(f"{len(report.wrong)} could not be connected")
 

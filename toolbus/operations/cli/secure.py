@@ -15,7 +15,7 @@ from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.secrets import Rate, TokenFile, TokenRecord, new_token
 from toolbus.operations.cli.command import JSON, Groups, Names, Output, argument, command, date_of, digest, group, option, seconds_of
 from toolbus.operations.cli.common import login_name, namespace_of, settings_of, with_admin
-from toolbus.operations.cli.output import Columns, ask_first, fail, moment, print_content, print_json, print_line, show, warn
+from toolbus.operations.cli.output import Columns, ask_first, complain, fail, moment, print_content, print_json, print_line, show, warn
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -273,7 +273,7 @@ def _print(review: Review) -> None:
     if review.unpinned:
         warn(visible(review.unpinned))
     if review.note:
-        print_line(visible(review.note), fg="red", err=True)
+        complain(visible(review.note))
 
 
 def _value(value: object) -> str:

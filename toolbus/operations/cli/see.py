@@ -47,7 +47,7 @@ def tools_command(
     categories: Categories,
     everything: Annotated[bool, option("Also tools that no live worker serves.", "--all")],
     wanted: Annotated[Format | None, option("Print their definitions for a model instead, as JSON.", "--format")],
-    strict: Annotated[bool, option("With --format: definitions that a provider can enforce, where possible.")],
+    strict: Annotated[bool, option("With --format: definitions that a provider can enforce, where possible.", needs=("wanted",))],
     output: Output,
 ) -> None:
     """List the tools that can be called now.
@@ -57,9 +57,6 @@ def tools_command(
       toolbus tools --category text
       toolbus tools --format openai --strict
     """
-    if strict and wanted is None:
-        raise click.UsageError("--strict needs --format; give both")
-
     catalogue, refusal = with_admin(_catalogue)
     _warn_of(refusal)
     view = ToolView(catalogue).filter(groups=groups or None, categories=categories or None)
