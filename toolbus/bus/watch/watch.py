@@ -329,9 +329,8 @@ def dead_letter_view(letter: DeadLetter) -> DeadLetterView:
     return DeadLetterView(**_same(letter, "id", "queue", "at", "reason", "attempts", "error"), **called)
 
 
-WINDOW = 10.0
-"""Seconds over which rates are computed."""
-
+# Seconds over which rates are computed.
+_WINDOW = 10.0
 # Seconds between two looks at the server, which take some round trips.
 _LOOK_EVERY = 5.0
 _MOST_DEAD = 50
@@ -343,14 +342,13 @@ class Watch:
 
     Args:
         settings: which namespace of which server.
-        window: seconds over which rates are computed.
         patience: seconds for workers to answer; those that do not are said to be ``silent``.
         calls: how many recent calls a snapshot has.
     """
 
-    def __init__(self, settings: Settings, *, window: float = WINDOW, patience: float = 0.5, calls: int = 200) -> None:
+    def __init__(self, settings: Settings, *, patience: float = 0.5, calls: int = 200) -> None:
         self._settings = settings
-        self._activity = Activity(window)
+        self._activity = Activity(_WINDOW)
         self._tools = ToolViews()
         self._patience = patience
         self._admin: Admin | None = None

@@ -151,17 +151,15 @@ Folder = click.Path(path_type=Path, file_okay=False)
 _KINDS = get_type_hints(Settings)
 
 
-def setting(name: str, means: str, *names: str, usual: str = "", **about: Any) -> Declared:
+def setting(name: str, means: str, **about: Any) -> Declared:
     """Describe an option that is a setting: its type, its variable and its default are those of the setting.
 
     Args:
         name: of the setting.
         means: what it is in the command.
-        names: of the option, beside that of the setting.
-        usual: the default in words, where it is not the setting's.
         **about: what else click is told of it.
     """
-    return _setting(name, f"{means} ({PREFIX}{name.upper()}; {usual or f'{getattr(Settings(), name):,g}'}).", *names, **about)
+    return _setting(name, f"{means} ({PREFIX}{name.upper()}; {getattr(Settings(), name):,g}).", **about)
 
 
 def _setting(name: str, help: str, *names: str, **about: Any) -> Declared:
