@@ -115,10 +115,8 @@ def call_command(
         result = ToolResult.fail(failed.error)
     if output == "json":
         print_json(result)
-    elif not streaming and result.success:
-        print_content(result.observation)
-    elif not streaming and result.output:
-        print_content(result.output)
+    elif not streaming and (result.success or result.output):
+        print_content(result.observation if result.success else result.output or "")
     if save is not None:
         save_blobs(result.content, tool, save)
     elif output == "text" and result.content:

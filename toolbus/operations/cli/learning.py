@@ -170,6 +170,7 @@ def learning_rollback(revision: str | None, folder: RevisionsFolder, no_publish:
 
 def _round(options: Round) -> None:
     from toolbus.toolkit import load_preset
+    from toolbus.toolkit.learning.pipeline import text
     from toolbus.toolkit.learning.revisions import Revisions
     from toolbus.toolkit.presets import find_preset
 
@@ -180,16 +181,15 @@ def _round(options: Round) -> None:
     else:
         outcome, published = with_admin(lambda admin: _learned_and_published(admin, preset, revisions, options))
     title = f"Learning: {preset.name}"
+    told = text(outcome, title)
     if options.output == "json":
         print_json({**_outcome_document(outcome), "published": published})
     else:
-        from toolbus.toolkit.learning.pipeline import text
-
-        print_content(text(outcome, title))
+        print_content(told)
         if published is not None:
             print_line(f"toolkit/{preset.name} {'is published' if published else 'is published already'} with revision {outcome.revision}")
     if options.report is not None:
-        _write(options.report, outcome, title)
+        _write(options.report, outcome, title, told)
 
 
 async def _learned_and_published(admin: Admin, preset: Preset, revisions: Revisions, options: Round) -> tuple[Outcome, bool | None]:
@@ -245,13 +245,11 @@ def _outcome_document(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _write(report: Path, outcome: Outcome, title: str) -> None:
+def _write(report: Path, outcome: Outcome, title: str, content: str) -> None:
     """Write the report, and its picture where matplotlib is installed."""
-    from toolbus.toolkit.learning.pipeline import text
     from toolbus.toolkit.learning.stores import write_file
 
     picture = report.with_suffix(".svg")
-    content = text(outcome, title)
     try:
         from toolbus.toolkit.learning.picture import draw
     except ImportError as error:
