@@ -18,7 +18,7 @@ from toolbus.bus.client.executor.observers import Requested
 from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.operations.cli.calls import terminal_prompt
-from toolbus.operations.cli.command import Categories, Groups, Names, Output, Seconds, Share, User, command, option
+from toolbus.operations.cli.command import Categories, Groups, Hops, Names, Output, Seconds, Share, User, command, option
 from toolbus.operations.cli.common import read_text, settings_with_server
 from toolbus.operations.cli.output import WrongUsage, fail, needing, print_json, print_line
 
@@ -41,7 +41,6 @@ _NO_ANSWER = {
 """By the reason for which a model's run ended, what to say of it."""
 
 _WALKS = ("walk", "actions", "operator")
-_MOST_HOPS = click.IntRange(0, 100)
 
 
 class Options(NamedTuple):
@@ -58,14 +57,10 @@ class Options(NamedTuple):
         str | None, option("Walk the graph as this operator of a published preset: its instruction, actions, threshold and hops.")
     ]
     walk: Annotated[bool, option("Walk the graph from the actions that fit QUESTION best.")]
-    threshold: Annotated[float | None, option("Lowest score of an edge when walking (the operator's, or 0.5).", type=Share, needs=_WALKS)]
-    hops: Annotated[
-        int | None, option("How many next actions are shown when walking (the operator's, or 1).", type=_MOST_HOPS, needs=_WALKS)
-    ]
+    threshold: Annotated[Share | None, option("Lowest score of an edge when walking (the operator's, or 0.5).", needs=_WALKS)]
+    hops: Annotated[Hops | None, option("How many next actions are shown when walking (the operator's, or 1).", needs=_WALKS)]
     record: Annotated[Path | None, option("Record the calls when walking, to learn scores from: .jsonl, .db or .sqlite.")]
-    explore: Annotated[
-        float, option("Probability that a tool below the threshold is shown all the same (0).", type=Share, default=0.0, needs=_WALKS)
-    ]
+    explore: Annotated[Share, option("Probability that a tool below the threshold is shown all the same (0).", default=0.0, needs=_WALKS)]
     user: User
     session: Annotated[str | None, option("The agent's session (the conversation's id, if it is kept; else none).")]
     conversation: Annotated[

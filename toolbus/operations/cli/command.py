@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, NewType, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
@@ -137,15 +137,21 @@ class _Setting(click.ParamType[Any]):
         return found
 
 
+Share = NewType("Share", float)
+Port = NewType("Port", int)
+Hops = NewType("Hops", int)
+Folder = NewType("Folder", Path)
 _TYPES: Mapping[Any, click.ParamType[Any]] = {
     str: _Text(),
     int: click.INT,
     float: Number(),
     Path: click.Path(path_type=Path),
+    Share: Number(0, 1),
+    Port: click.IntRange(0, 65535),
+    Hops: click.IntRange(0, 100),
+    Folder: click.Path(path_type=Path, file_okay=False),
 }
-Share = Number(0, 1)
-Port = click.IntRange(0, 65535)
-Folder = click.Path(path_type=Path, file_okay=False)
+"""How the values of a parameter are read, by its type."""
 
 
 _KINDS = get_type_hints(Settings)
@@ -207,9 +213,7 @@ JSON = click.Option(["--output"], type=click.Choice(["json"]), default="json", e
 HealthHost = Annotated[
     str, option("Address of --health-port; anybody who can reach it may read.", default="127.0.0.1", needs=("health_port",), kept=True)
 ]
-HealthPort = Annotated[
-    int | None, option("Answer /live, /startup, /ready and /metrics at this port; 0 for a free one.", type=Port, kept=True)
-]
+HealthPort = Annotated[Port | None, option("Answer /live, /startup, /ready and /metrics at this port; 0 for a free one.", kept=True)]
 
 
 class ProcessOptions(NamedTuple):

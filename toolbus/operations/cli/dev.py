@@ -39,10 +39,9 @@ def dev_command(
     targets: Annotated[tuple[str, ...], argument(metavar="[TARGET]...")],
     reload: Annotated[bool, option("Restart the workers when a Python file beside the targets changes.")],
     http_port: Annotated[
-        int | None,
+        Port | None,
         option(
             f"Port of the gateway; 0 for a free one. By default {GATEWAY_PORT}, or a free one where another program has it.",
-            type=Port,
             envvar="TOOLBUS_GATEWAY_PORT",
         ),
     ],
@@ -102,18 +101,15 @@ async def _introduce(settings: Settings, place: socket.socket | None) -> None:
 
 @command("up")
 def up_command(
-    http_port: Annotated[
-        int, option("Port of the gateway; 0 for a free one.", type=Port, default=GATEWAY_PORT, envvar="TOOLBUS_GATEWAY_PORT")
-    ],
+    http_port: Annotated[Port, option("Port of the gateway; 0 for a free one.", default=GATEWAY_PORT, envvar="TOOLBUS_GATEWAY_PORT")],
     server_port: Annotated[
-        int | None,
+        Port | None,
         option(
             f"Port of this machine at which a server is started, or found, in place of --url; 0 for a free one. [default: {_DEFAULT_PORT}]",
-            type=Port,
         ),
     ],
-    folder: Annotated[Path | None, option("Record the tools of this folder's files first.", "--import", type=Folder)],
-    data: Annotated[Path | None, option("Folder in which a server that is started here keeps its data.", type=Folder)],
+    folder: Annotated[Folder | None, option("Record the tools of this folder's files first.", "--import")],
+    data: Annotated[Folder | None, option("Folder in which a server that is started here keeps its data.")],
     labels: Annotated[tuple[str, ...], option("A label of the host (may be repeated).", "--label")],
     allowed: Annotated[tuple[str, ...], option("Let APIs be at this host although it is not public.", "--allow-host", metavar="HOST")],
     auto_approve: Annotated[bool, option("Serve tools that the coding agent writes without a person's approval.")],

@@ -32,7 +32,7 @@ Log = Annotated[Path | None, option("Executions: .jsonl, .db or .sqlite.", "--lo
 Skip = Annotated[bool, option("Skip records that can't be read, and list them.")]
 RevisionsFolder = Annotated[Path, option("Folder of revisions.", "--revisions", default=Path("revisions"))]
 HeldOut = Annotated[float, option("Share of the log (its end) to replay.", type=Number(0.01, 0.99), default=0.3)]
-Threshold = Annotated[float, option("Score from which a tool is shown.", type=Share, default=0.5)]
+Threshold = Annotated[Share, option("Score from which a tool is shown.", default=0.5)]
 Unpublished = Annotated[bool, option("Change only the folder of revisions, and ask no server.")]
 
 
@@ -316,9 +316,7 @@ def learning_evaluate(
     episodes: Annotated[
         int, option("Episodes of the generated log.", type=click.IntRange(10, 100_000), default=600, needs=("generated", "noise"))
     ],
-    wrong: Annotated[
-        float, option("Share of generated static scores that are wrong.", type=Share, default=0.6, needs=("generated", "noise"))
-    ],
+    wrong: Annotated[Share, option("Share of generated static scores that are wrong.", default=0.6, needs=("generated", "noise"))],
     held_out: HeldOut,
     threshold: Threshold,
     learning: Learning,

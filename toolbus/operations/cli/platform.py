@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from toolbus.platform.store import Snapshot
     from toolbus.sync import ToolBus
 
-Directory = Annotated[Path, argument(metavar="DIR", type=Folder)]
+Directory = Annotated[Folder, argument(metavar="DIR")]
 
 
 @command("list")
@@ -533,7 +533,7 @@ def im_command(
     tool: Annotated[str, option("Tool that answers.", default="chat")],
     user: Annotated[str, option("The tenant on whose behalf messages are answered, and who has their chats.", default="im")],
     shared: Annotated[tuple[str, ...], option("A window that all senders share, with its memory (repeatable).", metavar="WINDOW")],
-    state: Annotated[Path | None, option("Folder of the windows (toolbus/im/CONTACT in ~/.local/state).", type=Folder)],
+    state: Annotated[Folder | None, option("Folder of the windows (toolbus/im/CONTACT in ~/.local/state).")],
     lifeline: Lifeline,
 ) -> None:
     """Connect a messenger's windows with the service agent.

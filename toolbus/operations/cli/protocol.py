@@ -38,7 +38,7 @@ def protocol_command() -> None:
 
 
 @command("scripts", into=protocol_command)
-def scripts_command(folder: Annotated[Path, argument(type=Folder)]) -> None:
+def scripts_command(folder: Folder) -> None:
     """Write each Lua script into FOLDER, whole, in a folder for each step.
 
     index.json has the SHA-1 digest of each, by which EVALSHA knows it. vectors.json has inputs and what becomes of them: digests, keys,

@@ -41,7 +41,7 @@ class Access(NamedTuple):
 @command("serve", env="TOOLBUS_GATEWAY_")
 def serve_command(
     host: Annotated[str, option("Address to listen at.", default="127.0.0.1")],
-    port: Annotated[int, option("Port; 0 for a free one.", type=Port, default=GATEWAY_PORT)],
+    port: Annotated[Port, option("Port; 0 for a free one.", default=GATEWAY_PORT)],
     is_open: Annotated[bool, option("Let everybody in who can reach the port.", "--open")],
     chat: Annotated[str, option("Tool or service that answers POST /chat.", default="chat", metavar="NAME")],
     grace: Annotated[float | None, setting("grace", "Seconds that answers may take to finish on SIGTERM", type=Seconds(86_400))],
@@ -123,7 +123,7 @@ def serve_command(
 @command("exporter")
 def exporter_command(
     host: Annotated[str, option("Address to listen at; anybody who can reach it may read.", default="127.0.0.1")],
-    port: Annotated[int, option("Port; 0 for a free one.", type=Port, default=EXPORTER_PORT)],
+    port: Annotated[Port, option("Port; 0 for a free one.", default=EXPORTER_PORT)],
 ) -> None:
     """Answer /metrics for Prometheus: the queues of the namespace, and what `toolbus doctor` would find.
 

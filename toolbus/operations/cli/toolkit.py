@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import click
 import msgspec
 
 from toolbus.bus.support.display import one_line, visible
-from toolbus.operations.cli.command import JSON, Output, Share, argument, command, group, option
+from toolbus.operations.cli.command import JSON, Hops, Output, Share, argument, command, group, option
 from toolbus.operations.cli.common import settings_of, with_admin
 from toolbus.operations.cli.learning import learning_command
 from toolbus.operations.cli.output import Columns, fail, needing, print_content, print_json, print_line, show
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 File = Annotated[Path | None, option("A preset instead of the published graph: a file, or the name of a shipped one.")]
 _MOST_ROWS = 500
-_HOPS = click.IntRange(0, 100)
 
 
 @group("toolkit", extra="toolkit")
@@ -146,8 +144,8 @@ async def recommend_command(
     bus: ToolBus,
     start: Annotated[tuple[str, ...], argument(required=True)],
     file: File,
-    threshold: Annotated[float, option("Lowest score of an edge that is followed.", type=Share, default=0.5)],
-    hops: Annotated[int, option("How many next actions are followed.", type=_HOPS, default=0, show_default=True)],
+    threshold: Annotated[Share, option("Lowest score of an edge that is followed.", default=0.5)],
+    hops: Annotated[Hops, option("How many next actions are followed.", default=0, show_default=True)],
     prompt: Annotated[bool, option("Print the text for a model.")],
     output: Output,
 ) -> None:
@@ -181,8 +179,8 @@ def draw_command(
     picture: Path,
     file: File,
     starts: Annotated[tuple[str, ...], option("Only what is recommended from this action (may be repeated).", "--start")],
-    threshold: Annotated[float, option("Lowest score that is followed from there.", type=Share, default=0.5, needs=("starts",))],
-    hops: Annotated[int, option("How many next actions are followed from there.", type=_HOPS, default=1, needs=("starts",))],
+    threshold: Annotated[Share, option("Lowest score that is followed from there.", default=0.5, needs=("starts",))],
+    hops: Annotated[Hops, option("How many next actions are followed from there.", default=1, needs=("starts",))],
     title: Annotated[str, option("Title of the picture.", default="")],
 ) -> None:
     """Draw the graph to PICTURE: .svg, .png, or .html for a page to pan and filter in, which works offline.
