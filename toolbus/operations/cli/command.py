@@ -141,6 +141,7 @@ Share = NewType("Share", float)
 Port = NewType("Port", int)
 Hops = NewType("Hops", int)
 Folder = NewType("Folder", Path)
+File = NewType("File", Path)
 _TYPES: Mapping[Any, click.ParamType[Any]] = {
     str: _Text(),
     int: click.INT,
@@ -150,6 +151,7 @@ _TYPES: Mapping[Any, click.ParamType[Any]] = {
     Port: click.IntRange(0, 65535),
     Hops: click.IntRange(0, 100),
     Folder: click.Path(path_type=Path, file_okay=False),
+    File: click.Path(path_type=Path, dir_okay=False),
 }
 """How the values of a parameter are read, by its type."""
 

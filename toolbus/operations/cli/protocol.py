@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 import click
 
 from toolbus.bus.support.display import one_line, visible
-from toolbus.operations.cli.command import Folder, Output, argument, command, group, option
+from toolbus.operations.cli.command import File, Folder, Output, argument, command, group, option
 from toolbus.operations.cli.common import reason, settings_of, with_admin
 from toolbus.operations.cli.output import Columns, ask_first, fail, print_json, print_line, print_table, show
 
@@ -164,9 +164,6 @@ async def _show_changes(admin: Admin, output: str) -> None:
         print_line(f"and {more} more", err=True)
 
 
-_File = click.Path(path_type=Path, dir_okay=False)
-
-
 class Checks(NamedTuple):
     """The checks that are run, of what, and where their outcomes go."""
 
@@ -174,8 +171,8 @@ class Checks(NamedTuple):
     only: Annotated[
         tuple[str, ...], option("Check this requirement only, by its number or name; may be given several times.", metavar="CHECK")
     ]
-    expected: Annotated[Path | None, option("File with the requirements that are known to be broken, one a line.", type=_File)]
-    junit: Annotated[Path | None, option("Write the outcomes to this file in the form of JUnit.", type=_File)]
+    expected: Annotated[File | None, option("File with the requirements that are known to be broken, one a line.")]
+    junit: Annotated[File | None, option("Write the outcomes to this file in the form of JUnit.")]
     output: Output
     command: Annotated[tuple[str, ...], argument(required=True)]
 

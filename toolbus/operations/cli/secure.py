@@ -13,7 +13,7 @@ from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.support.files import replace
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.secrets import Rate, TokenFile, TokenRecord, new_token
-from toolbus.operations.cli.command import JSON, Groups, Names, Output, argument, command, date_of, digest, group, option, seconds_of
+from toolbus.operations.cli.command import JSON, File, Groups, Names, Output, argument, command, date_of, digest, group, option, seconds_of
 from toolbus.operations.cli.common import login_name, namespace_of, settings_of, with_admin
 from toolbus.operations.cli.output import Columns, ask_first, complain, fail, moment, print_content, print_json, print_line, show, warn
 
@@ -284,7 +284,7 @@ def _value(value: object) -> str:
 # -- tokens, and rights on the server ------------------------------------------------------------------
 
 _LONGEST = 36_500 * 86_400
-File = Annotated[str | None, option("The file of tokens; without it they are kept on the server.", type=click.Path(dir_okay=False))]
+InFile = Annotated[File | None, option("The file of tokens; without it they are kept on the server.")]
 
 
 @group("tokens")
@@ -315,7 +315,7 @@ def tokens_add(
     ],
     rate: Annotated[str | None, option("Most requests, such as 100/minute.")],
     expires: Annotated[str | None, option("When it ends: a time from now such as 12h, 90d or 4w, or a date; never when left out.")],
-    file: File,
+    file: InFile,
     output: Output,
 ) -> None:
     """Make a token and print it, this once. Only its hash is kept.
@@ -347,13 +347,13 @@ def tokens_add(
         raise click.UsageError(f"this can't be a token's: {error}") from None
     if not name:
         raise click.UsageError("a token needs a name, by which it is listed")
+    records = _tokens(file, missing=True)
+    if any(each.name == name for each in records):
+        fail(f"there is a token {name!r} already; choose another name, or `toolbus secure tokens revoke` it first")
     if file is None:
-        with_admin(lambda admin: _add(admin, record))
+        with_admin(lambda admin: admin.tokens.add(record))
     else:
-        records = _read_tokens(Path(file), missing=True)
-        if any(each.name == name for each in records):
-            fail(_taken(name))
-        _write_tokens(Path(file), [*records, record])
+        _write_tokens(file, [*records, record])
     if output == "json":
         print_json({"token": token, "id": ident, "name": name})
         return
@@ -362,9 +362,9 @@ def tokens_add(
 
 
 @command("list", into=tokens_command)
-def tokens_list(file: File, output: Output) -> None:
+def tokens_list(file: InFile, output: Output) -> None:
     """List the tokens: whom each stands for and what it may do, and nothing from which it could be made."""
-    found = with_admin(lambda admin: admin.tokens.all()) if file is None else _read_tokens(Path(file))
+    found = _tokens(file)
     now = time.time()
     show(
         output,
@@ -391,24 +391,18 @@ def _expiry(record: TokenRecord, now: float) -> str:
 
 
 @command("revoke", into=tokens_command)
-def tokens_revoke(name: str, file: File) -> None:
+def tokens_revoke(name: str, file: InFile) -> None:
     """Refuse a token from now on, by its id or its name. Calls that run go on."""
     if file is None:
         revoked = with_admin(lambda admin: _revoke(admin, name))
     else:
-        records = _read_tokens(Path(file))
+        records = _tokens(file)
         revoked = [each.id for each in records if name in {each.id, each.name}]
         if revoked:
-            _write_tokens(Path(file), [each for each in records if each.id not in revoked])
+            _write_tokens(file, [each for each in records if each.id not in revoked])
     if not revoked:
         fail(f"there is no token {name!r}{'' if file else namespace_of()}; `toolbus secure tokens list` shows them")
     print_line(f"revoked {name} ({', '.join(revoked)})")
-
-
-async def _add(admin: Admin, record: TokenRecord) -> None:
-    if any(each.name == record.name for each in await admin.tokens.all()):
-        fail(_taken(record.name))
-    await admin.tokens.add(record)
 
 
 async def _revoke(admin: Admin, name: str) -> list[str]:
@@ -417,16 +411,15 @@ async def _revoke(admin: Admin, name: str) -> list[str]:
     return [ident for ident in dict.fromkeys([*named, name]) if await admin.tokens.revoke(ident)]
 
 
-def _taken(name: str) -> str:
-    return f"there is a token {name!r} already; choose another name, or `toolbus secure tokens revoke` it first"
-
-
-def _read_tokens(path: Path, *, missing: bool = False) -> list[TokenRecord]:
+def _tokens(file: Path | None, *, missing: bool = False) -> list[TokenRecord]:
+    """Return the tokens of a file, or of the server; none of a file that is ``missing`` and may be."""
+    if file is None:
+        return with_admin(lambda admin: admin.tokens.all())
     from toolbus.edges.gateway.auth.credentials import read
 
-    if missing and not path.exists():
+    if missing and not file.exists():
         return []
-    return sorted(read(path).values(), key=lambda each: (each.name, each.id))
+    return sorted(read(file).values(), key=lambda each: (each.name, each.id))
 
 
 def _write_tokens(path: Path, records: list[TokenRecord]) -> None:
