@@ -10,6 +10,7 @@ import secrets
 import signal
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -425,11 +426,14 @@ def chat_command(
     chat = chat_id or f"chat-{secrets.token_hex(4)}"
     options: dict[str, Any] = {"user": user, "session": chat} | ({} if timeout is None else {"timeout": timeout})
     with ToolBus(settings=settings) as bus:
-        talk = _Talk(bus, tool, chat, options, quiet=output == "json")
+
+        def send(message: str) -> ToolResult:
+            return _send(bus, tool, {"message": message, "chat_id": chat}, options, quiet=output == "json")
+
         if text is None:
-            talk.go_on(sys.stdin.isatty())
+            _go_on(send, tool, chat, prompting=sys.stdin.isatty())
             return
-        result = talk.send(text)
+        result = send(text)
     if result.error is not None:
         fail(_failure(result, tool))
     if output == "json":
@@ -438,63 +442,51 @@ def chat_command(
         print_line(f"go on: toolbus platform chat --chat-id {chat}", dim=True, err=True)
 
 
-class _Talk:
-    """The messages of one chat, one after the other."""
+def _go_on(send: Callable[[str], ToolResult], tool: str, chat: str, *, prompting: bool) -> None:
+    """Answer each line of the input until its end."""
+    if prompting:
+        with contextlib.suppress(ImportError):
+            # Arrow keys edit lines, and bring earlier ones back: input() uses it once it is imported.
+            import readline  # noqa: F401
+        print_line(f"chat {visible(chat)}; Ctrl-D ends it, and `toolbus platform chat --chat-id {visible(chat)}` goes on", err=True)
+    while (line := _line(prompting)) is not None:
+        if not line.strip():
+            continue
+        try:
+            result = send(line.rstrip("\n"))
+        except KeyboardInterrupt:
+            if not prompting:
+                raise
+            print_line("\nstopped", dim=True, err=True)
+            continue
+        if result.error is not None:
+            (complain if prompting else fail)(_failure(result, tool))
 
-    def __init__(self, bus: ToolBus, tool: str, chat_id: str, options: dict[str, Any], *, quiet: bool) -> None:
-        self._bus = bus
-        self._tool = tool
-        self._chat_id = chat_id
-        self._options = options
-        self._quiet = quiet
 
-    def go_on(self, prompting: bool) -> None:
-        """Answer each line of the input until its end."""
-        if prompting:
-            with contextlib.suppress(ImportError):
-                # Arrow keys edit lines, and bring earlier ones back: input() uses it once it is imported.
-                import readline  # noqa: F401
-            print_line(
-                f"chat {visible(self._chat_id)}; Ctrl-D ends it, and `toolbus platform chat --chat-id {visible(self._chat_id)}` goes on",
-                err=True,
-            )
-        while (line := _line(prompting)) is not None:
-            if not line.strip():
+def _send(bus: ToolBus, tool: str, arguments: dict[str, Any], options: dict[str, Any], *, quiet: bool) -> ToolResult:
+    """Send a message, and print the answer as it arrives unless ``quiet``."""
+    from toolbus import Progress
+    from toolbus.bus.values.events import Finished, Reset, Text
+
+    unfinished = ""
+    with bus.stream(tool, arguments, **options) as call:
+        for event in call.events():
+            if quiet:
                 continue
-            try:
-                result = self.send(line.rstrip("\n"))
-            except KeyboardInterrupt:
-                if not prompting:
-                    raise
-                print_line("\nstopped", dim=True, err=True)
-                continue
-            if result.error is not None:
-                (complain if prompting else fail)(_failure(result, self._tool))
-
-    def send(self, message: str) -> ToolResult:
-        """Send a message, and print the answer as it arrives."""
-        from toolbus import Progress
-        from toolbus.bus.values.events import Finished, Reset, Text
-
-        unfinished = ""
-        with self._bus.stream(self._tool, {"message": message, "chat_id": self._chat_id}, **self._options) as call:
-            for event in call.events():
-                if self._quiet:
-                    continue
-                if isinstance(event, Text):
-                    print_line(event.text, nl=False)
-                    sys.stdout.flush()
-                    unfinished = event.text
-                elif isinstance(event, Progress) and event.message and sys.stderr.isatty():
-                    print_line(f"  {event.message}", dim=True, err=True)
-                elif isinstance(event, Reset):
-                    print_line("\n-- the answer begins again --", dim=True, err=True)
-                elif isinstance(event, Finished) and not unfinished and event.result.success:
-                    unfinished = _response(event.result)
-                    print_line(unfinished, nl=False)
-            if not self._quiet and unfinished and not unfinished.endswith("\n"):
-                print_line()
-            return call.result()
+            if isinstance(event, Text):
+                print_line(event.text, nl=False)
+                sys.stdout.flush()
+                unfinished = event.text
+            elif isinstance(event, Progress) and event.message and sys.stderr.isatty():
+                print_line(f"  {event.message}", dim=True, err=True)
+            elif isinstance(event, Reset):
+                print_line("\n-- the answer begins again --", dim=True, err=True)
+            elif isinstance(event, Finished) and not unfinished and event.result.success:
+                unfinished = _response(event.result)
+                print_line(unfinished, nl=False)
+        if unfinished and not unfinished.endswith("\n"):
+            print_line()
+        return call.result()
 
 
 def _response(result: ToolResult) -> str:
