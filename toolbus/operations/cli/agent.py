@@ -103,8 +103,10 @@ def agent_command(question: str | None, options: Options, output: Output) -> Non
     screen = _Screen(quiet=output == "json")
     _check_usage(text, options)
     endpoint, model = _endpoint(options)
-    answer = asyncio.run(_ask(settings, endpoint, model, text, screen, options))
-    screen.end()
+    try:
+        answer = asyncio.run(_ask(settings, endpoint, model, text, screen, options))
+    finally:
+        screen.end()
     if output == "json":
         print_json(answer)
     if answer.reason in _NO_ANSWER or not answer.text.strip():
@@ -128,10 +130,10 @@ def _check_usage(text: str | None, options: Options) -> None:
 def _endpoint(options: Options) -> tuple[ChatEndpoint, str]:
     try:
         from toolbus.agent.endpoint import endpoint_of
+
+        return endpoint_of(os.environ, base_url=options.base_url or "", model=options.model or "")
     except ImportError:
         raise WrongUsage("the agent needs httpx: pip install 'toolbus[agent]'") from None
-    try:
-        return endpoint_of(os.environ, base_url=options.base_url or "", model=options.model or "")
     except ConfigurationError as error:
         raise WrongUsage(str(error)) from None
 
@@ -140,35 +142,31 @@ async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question:
     from toolbus.agent import SYSTEM, Agent
 
     system = SYSTEM if options.system is None else options.system
-    try:
-        async with endpoint, ToolBus(settings=settings) as bus, _recorder(bus, options) as recorder:
-            executor = bus.executor(
-                tools=_chosen(bus.tools, options),
-                user=options.user,
-                session=(options.conversation or "") if options.session is None else options.session,
-                model=model,
-                confirmer=(lambda request: True) if options.yes else terminal_prompt(screen.ask),
-            )
-            walk, instruction = _walk(executor.tools, question or "", recorder, options)
-            system = "\n\n".join(part for part in (system, instruction) if part)
-            agent = Agent(
-                endpoint,
-                executor,
-                system=system,
-                walk=walk,
-                conversation=options.conversation,
-                max_turns=options.turns,
-                max_seconds=options.timeout,
-            )
-            if question is not None:
-                return await agent.ask(question, screen.show, idempotency_key=options.idempotency_key)
-            answer = await agent.resume(screen.show)
-            if answer is None:
-                fail(f"there is no conversation {options.conversation!r}; begin it with a QUESTION")
-            return answer
-    except BaseException:
-        screen.end()
-        raise
+    async with endpoint, ToolBus(settings=settings) as bus, _recorder(bus, options) as recorder:
+        executor = bus.executor(
+            tools=_chosen(bus.tools, options),
+            user=options.user,
+            session=(options.conversation or "") if options.session is None else options.session,
+            model=model,
+            confirmer=(lambda request: True) if options.yes else terminal_prompt(screen.ask),
+        )
+        walk, instruction = _walk(executor.tools, question or "", recorder, options)
+        system = "\n\n".join(part for part in (system, instruction) if part)
+        agent = Agent(
+            endpoint,
+            executor,
+            system=system,
+            walk=walk,
+            conversation=options.conversation,
+            max_turns=options.turns,
+            max_seconds=options.timeout,
+        )
+        if question is not None:
+            return await agent.ask(question, screen.show, idempotency_key=options.idempotency_key)
+        answer = await agent.resume(screen.show)
+        if answer is None:
+            fail(f"there is no conversation {options.conversation!r}; begin it with a QUESTION")
+        return answer
 
 
 def _chosen(tools: ToolView, options: Options) -> ToolView:
