@@ -43,7 +43,7 @@ def needing(extra: str, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise ConfigurationError(f"{what} needs {error.name}: pip install 'toolbus[{extra}]'") from None
 
 
