@@ -19,7 +19,7 @@ from toolbus import ConfigurationError, ToolBus
 from toolbus.edges.gateway import app as gateway_app
 from toolbus.edges.gateway.app import application
 from toolbus.edges.gateway.gateway import Gateway
-from toolbus.edges.gateway.guards import GuardOptions, guarded, origin_of
+from toolbus.edges.gateway.guards import GuardOptions, Guards, origin_of
 from toolbus.edges.gateway.options import Everyone
 from toolbus.edges.gateway.serving import GuardedProtocol
 
@@ -39,7 +39,7 @@ class Hasty(GuardedProtocol):
 async def served(namespace: str, protocol: type[GuardedProtocol] = Hasty, **options: Any) -> AsyncIterator[str]:
     """Serve a guarded gateway without tools, and yield its URL."""
     async with ToolBus("memory://", namespace=namespace) as bus:
-        app = guarded(application(Gateway(bus, Everyone())), GuardOptions(**options))
+        app = Guards(application(Gateway(bus, Everyone())), GuardOptions(**options))
         async with listening(app, http=protocol) as url:
             yield url
 

@@ -13,7 +13,7 @@ from toolbus import ToolBus
 from toolbus.edges.gateway.app import application
 from toolbus.edges.gateway.bodies import Problem
 from toolbus.edges.gateway.gateway import Gateway
-from toolbus.edges.gateway.guards import guarded
+from toolbus.edges.gateway.guards import Guards
 from toolbus.edges.gateway.options import Authenticator, Everyone, Principal
 
 
@@ -50,5 +50,5 @@ def free_port() -> int:
 @contextlib.asynccontextmanager
 async def gateway(bus: ToolBus, authenticator: Authenticator | None = None, port: int = 0) -> AsyncIterator[str]:
     """Serve the gateway's application, and yield its URL."""
-    async with listening(guarded(application(Gateway(bus, authenticator or Everyone()))), port=port, lifespan="on") as url:
+    async with listening(Guards(application(Gateway(bus, authenticator or Everyone()))), port=port, lifespan="on") as url:
         yield url

@@ -83,17 +83,12 @@ def origin_of(url: str) -> str:
     return found
 
 
-def guarded(app: ASGIApp, options: GuardOptions | None = None) -> ASGIApp:
-    """Return the application within its guards."""
-    return Guards(app, options or GuardOptions())
-
-
 class Guards:
-    """Refuses requests that are too large, too slow or of other sites; see ``guarded``."""
+    """Refuses requests that are too large, too slow or of other sites."""
 
-    def __init__(self, app: ASGIApp, options: GuardOptions) -> None:
+    def __init__(self, app: ASGIApp, options: GuardOptions | None = None) -> None:
         self._app = app
-        self._options = options
+        self._options = options = options or GuardOptions()
         self._origins: Collection[bytes] = frozenset(origin.encode().lower() for origin in options.origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -252,7 +247,7 @@ class _Guarded:
             telemetry.log.debug("gateway.answered", **about)
 
 
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+LOOPBACK = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
 
 
 def is_loopback(host: str) -> bool:
@@ -268,12 +263,10 @@ class KnownHosts:
 
     Args:
         app: takes the other requests.
-        names: the names by which the gateway is reached.
     """
 
-    def __init__(self, app: ASGIApp, names: Collection[str] = LOOPBACK) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._names = frozenset(name.encode("latin-1") for name in names)
         # Most requests come to the same place, which is known with its port.
         self._known: set[bytes] = set()
 
@@ -282,7 +275,7 @@ class KnownHosts:
         if scope["type"] != "lifespan":
             for name, value in scope["headers"]:
                 if name == b"host" and value not in self._known:
-                    if _name_of(value) not in self._names:
+                    if _name_of(value) not in LOOPBACK:
                         detail = "this gateway is open to programs on its own machine, which reach it as localhost; others need tokens"
                         await Problem(421, "unknown_host", detail).response()(scope, receive, send)
                         return

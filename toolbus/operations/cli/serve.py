@@ -82,7 +82,7 @@ def serve_command(
 
     try:
         from toolbus.edges.gateway.auth.options import AuthOptions, authenticator_of
-        from toolbus.edges.gateway.guards import GuardOptions, KnownHosts, guarded, is_loopback, origin_of
+        from toolbus.edges.gateway.guards import GuardOptions, Guards, KnownHosts, is_loopback, origin_of
         from toolbus.edges.gateway.options import Everyone, GatewayOptions
         from toolbus.edges.gateway.serving import listen, serve
     except ImportError as error:
@@ -110,7 +110,7 @@ def serve_command(
         async with ToolBus(settings=settings) as bus:
             authenticator = authenticator_of(bus, auth)
             gateway = Gateway(bus, authenticator or Everyone(), options)
-            app = guarded(application(gateway), guards)
+            app = Guards(application(gateway), guards)
             served = app if is_open or authenticator is not None else KnownHosts(app)
             async with announced(lambda: ProbedGateway(gateway), process) as (serving, stopping):
                 await serve(served, gateway, place, grace=settings.grace, on_serving=serving, on_stopping=stopping)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ It raises ``Refused`` when the token is known and not accepted (any more), and a
 """
 
 
-def accepted(record: TokenRecord, token: str, now: float) -> Credential:
+def accepted(record: TokenRecord, token: str) -> Credential:
     """Return whom a token stands for by its record.
 
     Raises:
@@ -45,7 +46,7 @@ def accepted(record: TokenRecord, token: str, now: float) -> Credential:
     """
     if not record.is_of(token):
         raise Refused("the token is not known")
-    if record.has_expired(now):
+    if record.has_expired(time.time()):
         raise Refused("the token has expired")
     principal = Principal(
         name=record.name,

@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -119,24 +119,22 @@ class FileTokens:
         ConfigurationError: the file can't be read.
     """
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._clock = clock
-        self._now = now
         self._seen = _stamp(path)
         self._records: Mapping[str, TokenRecord] = read(path)
-        self._looked = clock()
+        self._looked = time.monotonic()
 
     async def credential(self, token: str) -> Credential | None:
         """Return whom a token of the file stands for."""
         self._look()
         record = self._records.get(id_of(token) or "")
-        return None if record is None else accepted(record, token, self._now())
+        return None if record is None else accepted(record, token)
 
     def _look(self) -> None:
-        if self._clock() < self._looked + _LOOK_EVERY:
+        if time.monotonic() < self._looked + _LOOK_EVERY:
             return
-        self._looked = self._clock()
+        self._looked = time.monotonic()
         stamp = _stamp(self._path)
         if stamp == self._seen:
             return
@@ -170,23 +168,21 @@ _MOST_KEPT = 10_000
 class SharedTokens:
     """Knows the tokens of a namespace."""
 
-    def __init__(self, bus: ToolBus, *, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, bus: ToolBus) -> None:
         self._bus = bus
-        self._clock = clock
-        self._now = now
         self._kept: OrderedDict[str, tuple[float, TokenRecord | None]] = OrderedDict()
 
     async def credential(self, token: str) -> Credential | None:
         """Return whom a token of the namespace stands for."""
         known = id_of(token)
         record = None if known is None else await self._record(known)
-        return None if record is None else accepted(record, token, self._now())
+        return None if record is None else accepted(record, token)
 
     async def _record(self, id: str) -> TokenRecord | None:
         until, record = self._kept.get(id, (0.0, None))
-        if self._clock() < until:
+        asked = time.monotonic()
+        if asked < until:
             return record
-        asked = self._clock()
         try:
             async with asyncio.timeout(_WITHIN):
                 record = await self._bus.tokens.get(id)

@@ -24,7 +24,7 @@ from joserfc.jws import JWSRegistry
 from toolbus.bus import telemetry
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.bus.values.secrets import PERMISSIONS, Rate
+from toolbus.bus.values.secrets import PERMISSIONS
 from toolbus.edges.gateway.auth.credentials import SCOPES, Credential, Refused
 from toolbus.edges.gateway.bodies import Problem
 from toolbus.edges.gateway.options import Permission, Principal
@@ -285,14 +285,11 @@ class WebTokens:
     Args:
         keys: of the authorization server.
         claims: which claims say what.
-        rate: how many requests each subject may send.
     """
 
-    def __init__(self, keys: KeyStore, claims: ClaimMap, rate: Rate | None = None, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, keys: KeyStore, claims: ClaimMap) -> None:
         self._keys = keys
         self._claims = claims
-        self._rate = rate
-        self._now = now
         self._registry = JWSRegistry(algorithms=list(ALGORITHMS), strict_check_header=False)
         self._verified: OrderedDict[bytes, tuple[float, int, dict[str, Any]]] = OrderedDict()
 
@@ -301,12 +298,12 @@ class WebTokens:
         if token.count(".") != 2 or len(token) > _MOST_TOKEN:
             return None
         claims = await self._verified_claims(token)
-        return Credential(self._claims.principal(claims, self._now()), self._rate)
+        return Credential(self._claims.principal(claims, time.time()))
 
     async def _verified_claims(self, token: str) -> dict[str, Any]:
         digest = hashlib.sha256(token.encode()).digest()
         until, generation, claims = self._verified.get(digest, (0.0, -1, {}))
-        if self._now() < until and generation == self._keys.generation:
+        if time.time() < until and generation == self._keys.generation:
             return claims
         kid = _kid(token)
         try:
@@ -323,7 +320,7 @@ class WebTokens:
             raise Refused("the token's signature can't be verified") from error
         if "crit" in found.header or _type(found.header) not in _TYPES:
             raise Refused("the token is of another kind")
-        self._verified[digest] = (self._now() + _KEPT_FOR, self._keys.generation, found.claims)
+        self._verified[digest] = (time.time() + _KEPT_FOR, self._keys.generation, found.claims)
         if len(self._verified) > _MOST_KEPT:
             self._verified.popitem(last=False)
         return found.claims
