@@ -20,7 +20,7 @@ from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import ToolbusError
-from toolbus.bus.watch.views import InstanceView, SessionView, Snapshot
+from toolbus.bus.watch.views import SessionView, Snapshot
 from toolbus.bus.watch.watch import Watch
 from toolbus.edges.gateway.bodies import EVENTS, Problem
 from toolbus.edges.gateway.calls import COMMENT, named_event
@@ -49,23 +49,6 @@ class CatalogueRow(msgspec.Struct, frozen=True):
     digest: str
 
 
-class InstanceRow(msgspec.Struct, frozen=True):
-    """A worker, without what changes while nothing happens."""
-
-    id: str
-    answered: bool
-    host: str
-    pid: int
-    version: str
-    started: float
-    services: tuple[str, ...]
-    slots: int
-    running: int
-    calls: int
-    failures: int
-    calls_per_s: float
-
-
 class SessionRow(msgspec.Struct, frozen=True):
     """An open session, and since when none of its calls began."""
 
@@ -75,14 +58,6 @@ class SessionRow(msgspec.Struct, frozen=True):
     instance: str
     running: int
     since: int
-
-
-class RefusedRow(msgspec.Struct, frozen=True):
-    """A tool that can't be used."""
-
-    name: str
-    service: str
-    reason: str
 
 
 def catalogue_row(tool: Tool) -> CatalogueRow:
@@ -95,14 +70,15 @@ def sections_of(snapshot: Snapshot, refused: Iterable[RefusedTool]) -> Sections:
     """Return the rows of a snapshot."""
     return {
         "services": {row.id: row for row in snapshot.services},
-        "instances": {row.id: _instance(row) for row in snapshot.instances},
+        # Without what changes while nothing happens.
+        "instances": {row.id: msgspec.structs.replace(row, uptime=0.0, commands=0, connects=0) for row in snapshot.instances},
         "tools": {f"{row.service} {row.name}": msgspec.structs.replace(row, description="") for row in snapshot.tools},
         "recent": {row.entry: row for row in snapshot.recent},
         "dead": {f"{row.queue} {row.id}": msgspec.structs.replace(row, error=row.error[:_MOST_ERROR]) for row in snapshot.dead},
         "confirmations": {row.id: row.visible() for row in snapshot.confirmations},
         "sessions": {f"{row.service} {row.user} {row.session} {row.instance}": _session(row, snapshot.at) for row in snapshot.sessions},
         "running": {f"{row.instance} {row.id}": row for row in snapshot.running[:_MOST_RUNNING]},
-        "refused": {f"{row.service} {row.name}": RefusedRow(*row) for row in list(refused)[:_MOST_REFUSED]},
+        "refused": {f"{row.service} {row.name}": row._asdict() for row in list(refused)[:_MOST_REFUSED]},
     }
 
 
@@ -116,10 +92,6 @@ def changes(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping
         if new or gone:
             found[section] = {"set": new, "drop": gone}
     return found
-
-
-def _instance(row: InstanceView) -> InstanceRow:
-    return InstanceRow(**{name: getattr(row, name) for name in InstanceRow.__struct_fields__})
 
 
 def _session(row: SessionView, at: float) -> SessionRow:

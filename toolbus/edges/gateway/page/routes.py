@@ -19,7 +19,6 @@ from toolbus.bus.support.display import one_line
 from toolbus.bus.values.confirmations import ConfirmationAnswer
 from toolbus.bus.values.results import BrokerError, ConfigurationError, ConfirmationClosed
 from toolbus.edges.gateway.bodies import Problem, answer
-from toolbus.edges.gateway.gateway import Gateway
 from toolbus.edges.gateway.operations import Admitted, Operation
 from toolbus.edges.gateway.options import Permission, Principal
 from toolbus.edges.gateway.page.board import events
@@ -55,16 +54,8 @@ async def dead_letter(asked: Admitted[None]) -> Response:
         raise Problem(404, "not_found", str(error)) from None
     # A request that can't be read is shown as text, as far as possible.
     document: Any = found.document[:_MOST_SHOWN].decode("utf-8", "backslashreplace") if found.request is None else found.request
-    return shown(
-        {
-            "id": found.id,
-            "queue": found.queue,
-            "reason": found.reason,
-            "attempts": found.attempts,
-            "error": found.error,
-            "request": document,
-        }
-    )
+    about = {name: getattr(found, name) for name in ("id", "queue", "reason", "attempts", "error")}
+    return shown({**about, "request": document})
 
 
 async def confirmation(asked: Admitted[None]) -> Response:
@@ -122,19 +113,17 @@ class Service(msgspec.Struct, forbid_unknown_fields=True):
 async def redrive(asked: Admitted[Letter]) -> Response:
     """Run a dead letter again as a new call."""
     letter = asked.body
-    async with operating(asked.gateway) as admin:
+    async with operating(asked, "redrive", f"{letter.queue} {letter.id}") as admin:
         limit = await admin.queue_limit(letter.queue)
         call = await admin.dead_letters.redrive(letter.queue, letter.id, limit=limit)
-    log_action("redrive", asked.principal, f"{letter.queue} {letter.id}")
     return shown({"call": call})
 
 
 async def drop(asked: Admitted[Letter]) -> Response:
     """Delete a dead letter."""
     letter = asked.body
-    async with operating(asked.gateway) as admin:
+    async with operating(asked, "drop", f"{letter.queue} {letter.id}") as admin:
         await admin.dead_letters.drop(letter.queue, letter.id)
-    log_action("drop", asked.principal, f"{letter.queue} {letter.id}")
     return shown({})
 
 
@@ -155,31 +144,29 @@ async def pause(asked: Admitted[Service]) -> Response:
     given = asked.body
     if given.service not in asked.gateway.bus.services:
         raise Problem(404, "not_found", "there is no such service")
-    async with operating(asked.gateway) as admin:
+    async with operating(asked, "pause", given.service) as admin:
         await admin.pause(given.service)
-    log_action("pause", asked.principal, given.service)
     return shown({})
 
 
 async def resume(asked: Admitted[Service]) -> Response:
     """Let the workers of a paused service take requests again."""
     given = asked.body
-    async with operating(asked.gateway) as admin:
+    async with operating(asked, "resume", given.service) as admin:
         lifted = await admin.resume(given.service)
-    log_action("resume", asked.principal, given.service)
     return shown({"lifted": lifted})
 
 
 @asynccontextmanager
-async def operating(gateway: Gateway) -> AsyncIterator[Admin]:
-    """Connect as an operator within the ``async with``.
+async def operating(asked: Admitted[Any], action: str = "", on: str = "") -> AsyncIterator[Admin]:
+    """Connect as an operator within the ``async with``; what was done in it is logged, if it has a name.
 
     Raises:
         Problem: 403, this gateway's user lacks a role; 409, what is asked for can't be done.
         BrokerError: the server can't be reached.
     """
     try:
-        async with Admin(gateway.settings) as admin:
+        async with Admin(asked.gateway.settings) as admin:
             yield admin
     except ConfigurationError as error:
         raise Problem(409, "conflict", str(error)) from None
@@ -187,6 +174,8 @@ async def operating(gateway: Gateway) -> AsyncIterator[Admin]:
         if is_forbidden(error):
             raise Problem(403, "forbidden", _NO_ROLE) from None
         raise
+    if action:
+        log_action(action, asked.principal, on)
 
 
 def log_action(action: str, principal: Principal, what: str) -> None:
@@ -213,7 +202,7 @@ class Decision(msgspec.Struct, forbid_unknown_fields=True):
 
 async def pins(asked: Admitted[None]) -> Response:
     """Answer every tool with the decision about it."""
-    async with operating(asked.gateway) as admin:
+    async with operating(asked) as admin:
         records = await Records(admin).all()
         waiting = [_waiting(reviewed(tool, records.tools.get(name))) for name, tool in records.pending.items()]
         return shown([*waiting, *(_document(each) for each in await admin.pins.all())])
@@ -222,27 +211,25 @@ async def pins(asked: Admitted[None]) -> Response:
 async def approve(asked: Admitted[Decision]) -> Response:
     """Approve a tool in the form that was shown."""
     given = asked.body
-    async with operating(asked.gateway) as admin:
+    async with operating(asked, "approve", given.name) as admin:
         if given.pending:
             # Without a digest, it could be another form than the one that was shown.
             tool = await Records(admin).approve(given.name, digest=given.digest or "none", by=asked.principal.name, reason=given.reason)
             found = _waiting(reviewed(tool, tool)) | {"state": "approved"}
         else:
             found = _document(await admin.pins.approve(given.name, by=asked.principal.name, reason=given.reason, digest=given.digest))
-    log_action("approve", asked.principal, given.name)
     return shown(found)
 
 
 async def reject(asked: Admitted[Decision]) -> Response:
     """Withhold a tool in every form; of a recorded tool that waits, remove what waits."""
     given = asked.body
-    async with operating(asked.gateway) as admin:
+    async with operating(asked, "reject", given.name) as admin:
         if given.pending:
             await Records(admin).reject(given.name, digest=given.digest or "none")
             found: dict[str, Any] = {"name": given.name, "state": "rejected"}
         else:
             found = _document(await admin.pins.reject(given.name, by=asked.principal.name, reason=given.reason))
-    log_action("reject", asked.principal, given.name)
     return shown(found)
 
 
