@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Annotated, Any
@@ -21,7 +22,7 @@ from toolbus.agent.endpoint import ChatEndpoint, endpoint_of
 from toolbus.bus.broker.protocols import CHAT
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.executor.observers import Requested
-from toolbus.bus.client.tools.definitions import description_of
+from toolbus.bus.client.tools.definitions import description_of, output_schema
 from toolbus.bus.client.tools.tool import Tool, ToolGroup, groups_of, memberships, runtime_of
 from toolbus.bus.middleware import Next, ToolCall
 from toolbus.bus.values.envelope import new_id
@@ -83,12 +84,11 @@ class Catalogue:
             raise ToolError(ErrorInfo("not_found", "unknown_tool", f"there is no tool {tool_id!r}; {advice}"))
         groups = self._groups()
         of = self._memberships().get(tool.name, [])
-        output = tool.descriptor.extensions.get("output_schema")
         return {
             **_line(tool, of),
             "description": description_of(tool),
             "input_schema": tool.parameters,
-            "output_schema": output if isinstance(output, dict) else {},
+            "output_schema": output_schema(tool.descriptor) or {},
             "effect": tool.descriptor.effect,
             "needs_confirmation": tool.descriptor.confirm,
             "groups": [_group(groups[each]) for each in of],
@@ -106,9 +106,7 @@ class Catalogue:
 
     def list_backend_runtimes(self) -> dict[str, Any]:
         """Return what runs the tools, and how many each."""
-        counts: dict[str, int] = {}
-        for each in self._tools.values():
-            counts[runtime_of(each)] = counts.get(runtime_of(each), 0) + 1
+        counts = Counter(map(runtime_of, self._tools.values()))
         return _bounded(
             "backend_runtimes", [{"backend_runtime": each, "name": each, "tool_count": counts[each]} for each in sorted(counts)]
         )

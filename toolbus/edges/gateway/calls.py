@@ -63,7 +63,7 @@ def check_visible(gateway: Gateway, principal: Principal, tool: str) -> None:
     Raises:
         Problem: 404.
     """
-    if (principal.groups is not None or principal.tools is not None) and tool not in principal.sees(gateway.bus):
+    if not principal.sees_all and tool not in principal.sees(gateway.bus):
         raise Problem(404, "not_found", f"there is no tool {tool!r}", code="unknown_tool")
 
 
@@ -667,7 +667,7 @@ def _chat_call(gateway: Gateway, principal: Principal, arguments: dict[str, Any]
     name = gateway.options.chat
     if name in principal.sees(gateway.bus):
         return RequestedCall(name, arguments, options)
-    if name in gateway.bus.services and principal.groups is None and principal.tools is None:
+    if name in gateway.bus.services and principal.sees_all:
         return RequestedCall("", arguments, options, name)
     detail = f"no chat service is registered: start a worker that serves a tool or service with the name {name!r}"
     raise Problem(503, "unavailable", detail, {"Retry-After": "5"}, code="no_chat_service", retryable=True)

@@ -36,6 +36,11 @@ class Principal(msgspec.Struct, frozen=True):
         """The fields that decide on the tools that it sees: principals with the same one see the same."""
         return self.user, self.groups, self.tools
 
+    @property
+    def sees_all(self) -> bool:
+        """True if no tool of its user is kept from it."""
+        return self.groups is None and self.tools is None
+
     def view(self, bus: ToolBus) -> BusView:
         """Return the bus as this principal's user."""
         return bus.bind(user=self.user)

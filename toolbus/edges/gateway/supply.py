@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from toolbus.bus.client.bus import ToolBus
-from toolbus.bus.client.tools.definitions import description_of
+from toolbus.bus.client.tools.definitions import description_of, output_schema
 from toolbus.bus.client.tools.tool import Tool, groups_of, memberships, runtime_of
 from toolbus.bus.support.display import harmless
 from toolbus.bus.values.results import BrokerError
 from toolbus.edges.gateway.options import Principal
-from toolbus.platform.records import RecordedTool
+from toolbus.platform.records import RecordedTool, ToolMeta
 from toolbus.platform.search import groups_of as groups_of_record
 from toolbus.platform.search import runtime_of as runtime_of_record
 from toolbus.platform.states import ToolState, states_of
@@ -40,7 +40,7 @@ class Supply:
             if name not in tools and self._is_idle(name) and _may_see(principal, record, records):
                 tools[name] = _idle(record, groups_of_record(record, records.groups), states.get(name))
         listed = [tools[name] for name in sorted(tools)]
-        seen = {name for name in records.runtimes if principal.groups is None and principal.tools is None}
+        seen = records.runtimes if principal.sees_all else ()
         return {"backend_runtimes": _runtimes(listed, records, seen), "groups": list(groups.values()), "tools": listed}
 
     def _is_idle(self, name: str) -> bool:
@@ -65,23 +65,17 @@ def _may_see(principal: Principal, record: RecordedTool, records: Snapshot) -> b
 
 
 def _served(tool: Tool, groups: list[str], record: RecordedTool | None, state: ToolState | None) -> dict[str, Any]:
-    output = tool.descriptor.extensions.get("output_schema")
     # A worker may serve a tool of this name, too.
     own = record if record is not None and tool.service == record.tool_id else None
-    available = "running" if tool.available else "stopped"
-    return {
-        "tool_id": tool.name,
-        "name": tool.name if own is None else own.meta.name or tool.name,
+    found = _idle(own or RecordedTool(meta=ToolMeta(tool_id=tool.name, stream_support=True)), groups, state)
+    if own is None or state is None:
+        found["state"] = "running" if tool.available else "stopped"
+    return found | {
         "description": description_of(tool),
         "category": tool.category,
         "backend_runtime": runtime_of(tool),
-        "group_ids": groups,
-        "tool_slug_ids": [] if own is None else list(own.meta.tool_slug_ids),
         "input_schema": tool.parameters,
-        "output_schema": output if isinstance(output, dict) else {},
-        "stream_support": own is None or own.meta.stream_support,
-        "status": "active" if own is None else own.meta.status,
-        "state": available if own is None or state is None else state.state,
+        "output_schema": output_schema(tool.descriptor) or {},
     }
 
 

@@ -62,7 +62,7 @@ def of_call(happened: ToolEvent) -> bytes:
             return event(type_name(other).lower(), {**about, **msgspec.structs.asdict(other)})
 
 
-async def with_heartbeats(source: AsyncGenerator[bytes, None], every: float = HEARTBEAT) -> AsyncIterator[bytes]:
+async def with_heartbeats(source: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
     """Yield the events of a source, and a comment whenever none came for a while; leaving early ends the source."""
     waiting: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
 
@@ -79,7 +79,7 @@ async def with_heartbeats(source: AsyncGenerator[bytes, None], every: float = HE
         while True:
             coming = coming or asyncio.create_task(waiting.get())
             awaited: set[asyncio.Task[Any]] = {coming} if making.done() else {coming, making}
-            done, _ = await asyncio.wait(awaited, timeout=every, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(awaited, timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
             if making in done:
                 making.result()
             if coming in done:
@@ -279,9 +279,8 @@ async def tool_calls(asked: Admitted[Any]) -> Response:
 
 
 def _executor(gateway: Gateway, principal: Principal, options: TurnOptions) -> ToolExecutor:
-    limited = principal.groups is not None or principal.tools is not None
     # An executor that is given a view does not wait for tools that may yet appear.
-    tools = principal.sees(gateway.bus) if limited else None
+    tools = None if principal.sees_all else principal.sees(gateway.bus)
     try:
         return principal.view(gateway.bus).executor(tools=tools, **options.of_the_executor())
     except ConfigurationError as error:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from toolbus.bus.client.tools import tool as bus_tools
-from toolbus.bus.client.tools.definitions import Format, description_of
+from toolbus.bus.client.tools.definitions import Format, description_of, output_schema
 from toolbus.bus.client.tools.tool import ToolGroup, groups_of, memberships, runtime_of
 from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.values.encoding import encode_data
@@ -43,12 +43,11 @@ class Tool(msgspec.Struct, frozen=True):
     def of(cls, tool: bus_tools.Tool, groups: Iterable[str]) -> Tool:
         """Return what there is to know about a tool in these groups."""
         about = tool.descriptor
-        output = about.extensions.get("output_schema")
         return cls(
             tool.name,
             description_of(tool),
             tool.parameters,
-            output if isinstance(output, dict) else {},
+            output_schema(about) or {},
             tool.service,
             tool.category,
             tuple(groups),
@@ -245,7 +244,7 @@ def _groups(asked: Admitted[Any]) -> dict[str, ToolGroup]:
     """Return the groups that a principal may see: those with a tool that it may see, and, if it sees all tools, all of them."""
     bus, principal = asked.gateway.bus, asked.principal
     found = groups_of(bus.tools.catalogue.groups, dict(principal.sees(bus)))
-    if principal.groups is None and principal.tools is None:
+    if principal.sees_all:
         return found
     return {name: group for name, group in found.items() if group.tool_ids}
 
