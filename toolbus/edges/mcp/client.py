@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 from mcp.server.context import ServerRequestContext
@@ -111,8 +111,8 @@ class Client(msgspec.Struct, frozen=True):
             raise MCPError(MISSING_REQUIRED_CLIENT_CAPABILITY, f"{method} needs a client with the tasks extension", needed)
 
 
-class Exchange(Protocol):
-    """One request of a client, and what goes to and fro until its answer.
+class Exchange:
+    """One request of a client, and what goes to and fro until its answer. Unless a subclass says otherwise, nobody comes back to it.
 
     Attributes:
         client: who sent it.
@@ -123,25 +123,28 @@ class Exchange(Protocol):
     """
 
     client: Client
-    key: str
-    question: str
-    allowed: bool
-    progress: float
+    key = question = ""
+    allowed = False
+    progress = 0.0
 
     def unseen(self, event: Event) -> Iterable[Event]:
         """Return what the client does not have of an event of the call."""
+        return (event,)
 
     def place(self) -> str:
         """Return what stands for the events until now, for a client that comes back; empty for one that can't."""
+        return ""
 
     async def report(self, done: float, total: float | None, message: str | None, place: str) -> None:
         """Send progress; ``place`` is that of the events that it tells of."""
+        raise NotImplementedError
 
     async def ask(self, id: str, text: str) -> bool | None:
         """Ask the client's user; None when there is no answer, or it comes by the open confirmation ``id``."""
+        raise NotImplementedError
 
     async def withdraw(self, id: str) -> None:
-        """Ask a question no longer."""
+        """Ask a question no longer, unless the end of ``ask`` has withdrawn it."""
 
     async def permitted(self) -> None:
         """Take note that a person has allowed the call."""
@@ -150,23 +153,12 @@ class Exchange(Protocol):
         """Take note of the call that is about to be published."""
 
 
-class SdkExchange:
+class SdkExchange(Exchange):
     """A request that the SDK has received."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self.client = Client.of(context)
-        self.key = self.question = ""
-        self.allowed = False
-        self.progress = 0.0
-
-    def unseen(self, event: Event) -> Iterable[Event]:
-        """Return the event: nobody comes back to such a request."""
-        return (event,)
-
-    def place(self) -> str:
-        """Return nothing: nobody comes back to such a request."""
-        return ""
 
     async def report(self, done: float, total: float | None, message: str | None, place: str) -> None:
         """Send progress."""
@@ -181,15 +173,6 @@ class SdkExchange:
             # Others may answer meanwhile, so the call goes on.
             telemetry.log.warning("mcp.elicitation_failed", error=str(error))
             return None
-
-    async def withdraw(self, id: str) -> None:
-        """Do nothing: the SDK withdraws a question when its asker is cancelled."""
-
-    async def permitted(self) -> None:
-        """Do nothing: nobody comes back to such a request."""
-
-    def making(self, call: Call) -> None:
-        """Do nothing: nobody comes back to such a request."""
 
 
 def _part(value: object, name: str) -> Mapping[str, Any] | None:

@@ -24,7 +24,7 @@ from toolbus.bus.values.results import BrokerError
 from toolbus.edges.gateway.calls import Position, Replay, named_event
 from toolbus.edges.gateway.guards import disconnected
 from toolbus.edges.gateway.options import Principal
-from toolbus.edges.mcp.client import Client, form
+from toolbus.edges.mcp.client import Client, Exchange, form
 
 PATIENCE = 2.0
 """Seconds that the server has to answer before a client learns that it is away."""
@@ -96,7 +96,7 @@ class Place(NamedTuple):
         raise RefusalError(400, "Bad Request: Last-Event-ID is not the id of an event of this server")
 
 
-class SessionExchange:
+class SessionExchange(Exchange):
     """One call of a tool in a session, and the stream of events that its answer becomes when it takes long.
 
     A client that loses the stream comes back, perhaps to another gateway, with the id of the last event that it has. It stands for the
@@ -123,10 +123,7 @@ class SessionExchange:
         self.request = request
         self.client = Client(False, caller.session.forms, False, request.token is not None)
         self.tool: Tool | None = None
-        self.key = self.question = ""
-        self.allowed = False
         self.cancelled = self.parted = False
-        self.progress = 0.0
         self.task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._position = Position()
         self._replay: Replay | None = None

@@ -11,7 +11,6 @@ from importlib.metadata import version
 from typing import Any
 
 import msgspec
-from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.stdio import stdio_server
@@ -41,7 +40,7 @@ from toolbus.edges.gateway.options import Principal
 from toolbus.edges.mcp.calls import ToolCalls
 from toolbus.edges.mcp.client import SCOPE_KEY, TASKS, CallerOf, Context, caller_of_request, content_of, failure_of
 from toolbus.edges.mcp.exchange import COMMENT, PING, STREAM, read_body, send_json
-from toolbus.edges.mcp.listing import ListChanges, ListWatch, Subscriptions, page_of
+from toolbus.edges.mcp.listing import ListChanges, Subscriptions, page_of
 from toolbus.edges.mcp.sessions import Sessions
 from toolbus.edges.mcp.tasks import TaskMethods, TaskParams, UpdateParams
 
@@ -270,15 +269,9 @@ class BusServer(Server[None]):
         if self._group is None or _SESSION in connection.state:
             return
         watch = self.changes.watch(self._caller_of(context).sees(self._bus))
-        connection.state[_SESSION] = telling = self._group.create_task(self._tell(watch, connection))
+        connection.state[_SESSION] = telling = self._group.create_task(watch.tell(lambda method, _: connection.notify(method, None)))
         connection.exit_stack.callback(self.changes.stop, watch)
         connection.exit_stack.callback(telling.cancel)
-
-    async def _tell(self, watch: ListWatch, connection: Connection) -> None:
-        while True:
-            await watch.changed.wait()
-            watch.changed.clear()
-            await connection.notify("notifications/tools/list_changed", None)
 
 
 _WITH_SESSIONS = frozenset(each.encode() for each in HANDSHAKE_PROTOCOL_VERSIONS)

@@ -17,7 +17,7 @@ from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, SubscriptionsListenRequest
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.tools.view import ToolView
 from toolbus.edges.mcp.client import CallerOf, Client, Context, reached
-from toolbus.edges.mcp.tasks import TaskMethods, TaskNews
+from toolbus.edges.mcp.tasks import Send, TaskMethods, TaskNews
 
 PAGE = 250
 """Most tools of one page."""
@@ -98,6 +98,13 @@ class ListWatch:
         if now != self._last:
             self._last = now
             self.changed.set()
+
+    async def tell(self, send: Send) -> None:
+        """Send a notification of each change, until cancelled."""
+        while True:
+            await self.changed.wait()
+            self.changed.clear()
+            await send("notifications/tools/list_changed", {})
 
     def _now(self) -> list[dict[str, Any]]:
         return definitions_of(self._tools)
@@ -184,14 +191,21 @@ class Subscriptions:
         honoured: dict[str, Any] = {"toolsListChanged": True} if lists else {}
         if ids is not None:
             honoured["taskIds"] = [task.id for task in tasks]
-        send = _Sender(context, meta)
+        one = asyncio.Lock()
+
+        async def send(method: str, params: dict[str, Any]) -> None:
+            whole = {**params, "_meta": {**params.get("_meta", {}), **meta}}
+            async with one:
+                # The SDK's models of notifications have none for tasks.
+                await context.session._request_outbound.notify(method, whole)
+
         watch = self._changes.watch(caller.sees(self._bus)) if lists else None
         try:
             await send("notifications/subscriptions/acknowledged", {"notifications": honoured})
             async with asyncio.TaskGroup() as group:
                 running = []
                 if watch is not None:
-                    running.append(group.create_task(_tell_lists(watch.changed, send)))
+                    running.append(group.create_task(watch.tell(send)))
                 for task in tasks:
                     news = TaskNews(self._bus, self._tasks, task, caller, elicits=client.elicits)
                     running.append(group.create_task(news.run(send)))
@@ -202,28 +216,6 @@ class Subscriptions:
             if watch is not None:
                 self._changes.stop(watch)
         return {"resultType": "complete", "_meta": meta}
-
-
-class _Sender:
-    """Sends notifications on the stream of one request, one at a time."""
-
-    def __init__(self, context: Context, meta: dict[str, Any]) -> None:
-        self._context = context
-        self._meta = meta
-        self._one = asyncio.Lock()
-
-    async def __call__(self, method: str, params: dict[str, Any]) -> None:
-        whole = {**params, "_meta": {**params.get("_meta", {}), **self._meta}}
-        async with self._one:
-            # The SDK's models of notifications have none for tasks.
-            await self._context.session._request_outbound.notify(method, whole)
-
-
-async def _tell_lists(changed: asyncio.Event, send: _Sender) -> None:
-    while True:
-        await changed.wait()
-        changed.clear()
-        await send("notifications/tools/list_changed", {})
 
 
 def _task_ids(extra: dict[str, Any]) -> list[str] | None:
