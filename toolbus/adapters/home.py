@@ -237,43 +237,22 @@ def places_of(executor: ToolExecutor) -> Places:
 MAX_TURNS = 12
 
 
-async def outcome(
-    executor: ToolExecutor,
-    name: str,
-    arguments: object,
-    call: str = "",
-    observer: Observer | None = None,
-    place: Asked | Place | None = None,
-) -> tuple[Observation, ToolResult]:
-    """Run a call of a model and return its observation and its result; it may run in any event loop.
+Outcome = tuple[Observation, ToolResult]
+
+
+def calling(
+    executor: ToolExecutor, name: str, arguments: object, call: str = "", place: Asked | Place | None = None
+) -> Callable[[Observer | None], Awaitable[Outcome]]:
+    """Return what ``run_at_home`` and ``wait_at_home`` start: a call of a model, which returns its observation and its result.
+
+    Starting it raises a ``ConfigurationError`` when an option of the executor is wrong, or the bus is not open.
 
     Args:
         call: the model's id of the call; a new one when left out.
-        observer: called with each event of the call.
         place: the turn that the call is a part of where the framework tells it, or a place that was taken before.
-
-    Raises:
-        ConfigurationError: an option of the executor is wrong, or the bus is not open.
     """
     wanted = ModelCall(call or new_id(), name, arguments)
-    return await run_at_home(executor, lambda told: _run(executor, wanted, told, place), observer)
-
-
-def outcome_now(
-    executor: ToolExecutor,
-    name: str,
-    arguments: object,
-    call: str = "",
-    observer: Observer | None = None,
-    place: Asked | Place | None = None,
-) -> tuple[Observation, ToolResult]:
-    """Do the same in a thread, which waits.
-
-    Raises:
-        ConfigurationError: the same, or this thread runs the event loop of the bus, or is waited for by it.
-    """
-    wanted = ModelCall(call or new_id(), name, arguments)
-    return wait_at_home(executor, lambda told: _run(executor, wanted, told, place), observer)
+    return lambda told: _run(executor, wanted, told, place)
 
 
 def turns(most: int) -> Iterator[bool]:
@@ -287,9 +266,7 @@ def turns(most: int) -> Iterator[bool]:
     return (turn == most for turn in range(1, most + 1))
 
 
-async def _run(
-    executor: ToolExecutor, wanted: ModelCall, observer: Observer | None, place: Asked | Place | None
-) -> tuple[Observation, ToolResult]:
+async def _run(executor: ToolExecutor, wanted: ModelCall, observer: Observer | None, place: Asked | Place | None) -> Outcome:
     if isinstance(place, Asked):
         place = places_of(executor).claim(executor, place)
     # Without an observer no person sees a question, so handlers may not ask one.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -13,11 +14,11 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the adapter needs LangChain: pip install 'toolbus[langchain]' ({error})", name=error.name) from None
 
-from toolbus.adapters.home import AnyExecutor, Asked, executor_of, outcome, outcome_now, read_at_home
+from toolbus.adapters.home import AnyExecutor, Asked, Outcome, calling, executor_of, read_at_home, run_at_home, wait_at_home
 from toolbus.bus import telemetry
 from toolbus.bus.client.executor.executor import ToolExecutor
 from toolbus.bus.client.executor.observers import ToolEvent
-from toolbus.bus.client.executor.toolcalls import Observation, content_of
+from toolbus.bus.client.executor.toolcalls import content_of
 from toolbus.bus.schema.work import references, unfolded
 from toolbus.bus.values.events import Text
 from toolbus.bus.values.results import Progress, ToolResult
@@ -36,6 +37,15 @@ _MOST_RECURSIVE = 12
 
 # The model's id of the call that runs.
 _call: ContextVar[str] = ContextVar("toolbus_langchain_call", default="")
+
+
+@contextmanager
+def _calling(id: str | None) -> Iterator[None]:
+    token = _call.set(id or "")
+    try:
+        yield
+    finally:
+        _call.reset(token)
 
 
 class BusTool(StructuredTool):
@@ -59,19 +69,13 @@ class BusTool(StructuredTool):
 
     def run(self, *given: Any, tool_call_id: str | None = None, **options: Any) -> Any:
         """Run the tool and wait, see ``BaseTool.run``."""
-        token = _call.set(tool_call_id or "")
-        try:
+        with _calling(tool_call_id):
             return super().run(*given, tool_call_id=tool_call_id, **options)
-        finally:
-            _call.reset(token)
 
     async def arun(self, *given: Any, tool_call_id: str | None = None, **options: Any) -> Any:
         """Run the tool, see ``BaseTool.arun``."""
-        token = _call.set(tool_call_id or "")
-        try:
+        with _calling(tool_call_id):
             return await super().arun(*given, tool_call_id=tool_call_id, **options)
-        finally:
-            _call.reset(token)
 
     # The parent's parameters `config` and `run_manager` are left out, because tools have arguments of these names.
     def _run(self, /, **arguments: Any) -> Any:  # type: ignore[override]
@@ -105,11 +109,11 @@ def _functions(executor: ToolExecutor, definition: dict[str, Any]) -> tuple[Call
 
     def call(**arguments: Any) -> tuple[Any, ToolResult]:
         asked = _asked(arguments, parameter)
-        return _answered(outcome_now(executor, name, arguments, _call.get(), observer, asked))
+        return _answered(wait_at_home(executor, calling(executor, name, arguments, _call.get(), asked), observer))
 
     async def acall(**arguments: Any) -> tuple[Any, ToolResult]:
         asked = _asked(arguments, parameter)
-        return _answered(await outcome(executor, name, arguments, _call.get(), observer, asked))
+        return _answered(await run_at_home(executor, calling(executor, name, arguments, _call.get(), asked), observer))
 
     if ToolRuntime is not None:
         # LangGraph hands over the state to a parameter of this type, under any name, which the model never sees.
@@ -137,7 +141,7 @@ def _asked(arguments: dict[str, Any], parameter: str) -> Asked | None:
     return Asked(message, [(each["id"] or "", each["name"]) for each in message.tool_calls], own)
 
 
-def _answered(made: tuple[Observation, ToolResult]) -> tuple[Any, ToolResult]:
+def _answered(made: Outcome) -> tuple[Any, ToolResult]:
     observation, result = made
     content: Any = content_of(observation, "langchain")
     if not observation.success:

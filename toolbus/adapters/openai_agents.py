@@ -18,7 +18,7 @@ except ModuleNotFoundError as error:
         f"the adapter needs OpenAI's Agents SDK: pip install 'toolbus[openai-agents]' ({error})", name=error.name
     ) from None
 
-from toolbus.adapters.home import AnyExecutor, executor_of, outcome, read_at_home, run_at_home
+from toolbus.adapters.home import AnyExecutor, calling, executor_of, read_at_home, run_at_home
 from toolbus.bus.client.executor.executor import ToolExecutor
 from toolbus.bus.client.executor.toolcalls import Place, content_of
 
@@ -73,7 +73,8 @@ def _function_tool(executor: ToolExecutor, function: dict[str, Any], ordered: bo
     early = _EarlyPlaces(executor, name)
 
     async def invoke(context: ToolContext[Any], arguments: str) -> Any:
-        observation, _ = await outcome(executor, name, arguments, context.tool_call_id, place=early.claim(context))
+        start = calling(executor, name, arguments, context.tool_call_id, early.claim(context))
+        observation, _ = await run_at_home(executor, start)
         return content_of(observation, "openai_agents")
 
     made = FunctionTool(
@@ -147,5 +148,5 @@ async def _not_found(executor: ToolExecutor, name: str, call: str) -> str:
     """Return the observation of a call of a tool that the agent was not given, though others may have it."""
     found = executor.find(name)
     others = executor.tools.filter(names=[each for each in executor.tools if found is None or each != found.name])
-    observation, _ = await outcome(executor.narrowed(others), name, {}, call)
+    observation, _ = await calling(executor.narrowed(others), name, {}, call)(None)
     return observation.text

@@ -10,7 +10,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the adapter needs Pydantic AI: pip install 'toolbus[pydantic-ai]' ({error})", name=error.name) from None
 
-from toolbus.adapters.home import AnyExecutor, Asked, executor_of, outcome, run_at_home
+from toolbus.adapters.home import AnyExecutor, Asked, calling, executor_of, run_at_home
 from toolbus.bus.schema.repair import parse
 from toolbus.bus.values.results import ToolError
 
@@ -69,7 +69,8 @@ class BusToolset(AbstractToolset[Any]):
         """Run a call."""
         changed = not isinstance(tool_args, _Said) or tool_args != tool_args.read
         arguments: object = dict(tool_args) if changed else tool_args.text  # type: ignore[attr-defined]
-        observation, result = await outcome(self._executor, name, arguments, ctx.tool_call_id or "", place=_asked(ctx))
+        start = calling(self._executor, name, arguments, ctx.tool_call_id or "", _asked(ctx))
+        observation, result = await run_at_home(self._executor, start)
         files = [BinaryContent(blob.data, media_type=blob.media_type) for blob in observation.shown]
         return ToolReturn([observation.text, *files] if files else observation.text, metadata=result)
 
