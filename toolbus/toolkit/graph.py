@@ -452,6 +452,9 @@ class Toolkit:
             able = " or ".join(a(kind) for kind in _LEADS_TO[source]) or "nothing"
             why = f"{a(source)} leads to {able}"
             raise ToolkitError(f"no edge can lead from the {source} {u!r} to the {target} {v!r}: {why}")
+        self._link(u, v, score)
+
+    def _link(self, u: str, v: str, score: float | None) -> None:
         if score is not None:
             check_score(score, f"the score of the edge {u!r} → {v!r}")
         self._graph.add_edge(u, v)

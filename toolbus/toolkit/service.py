@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -238,7 +239,7 @@ class ToolkitWrapper:
     @property
     def toolkit(self) -> Toolkit:
         """The graph."""
-        return self._service.get_toolkit()
+        return self.service.get_toolkit()
 
     @property
     def service(self) -> ToolkitService:
@@ -247,11 +248,11 @@ class ToolkitWrapper:
 
     def __toolbus_tools__(self) -> list[ToolObject]:
         """Return the tools of the graph that run in this process, for a worker of the module that holds the wrapper."""
-        return self._service.__toolbus_tools__()
+        return self.service.__toolbus_tools__()
 
     def chain(self, *items: Link) -> Self:
         """Add a chain, see ``add_chain``; return ``self``, so that another call can follow."""
-        add_chain(self._service, *items)
+        add_chain(self.service, *items)
         return self
 
 
@@ -420,22 +421,15 @@ def _public(module: ModuleType) -> list[Callable[..., Any]]:
 
 
 def _defined(group: str, index: int, definition: object) -> Tool:
-    about = definition if isinstance(definition, Mapping) else _Attributes(definition)
-    name = about.get("name")
+    about = definition.get if isinstance(definition, Mapping) else partial(_attribute, definition)
+    name = about("name")
     if not isinstance(name, str) or not name:
         raise ToolkitError(f"definition {index} of the group {group!r} has no name")
-    schema = about.get("inputSchema") or about.get("input_schema") or about.get("parameters") or {"type": "object"}
+    schema = about("inputSchema") or about("input_schema") or about("parameters") or {"type": "object"}
     if not isinstance(schema, Mapping):
         raise ToolkitError(f"the schema of the tool {name!r} in the group {group!r} is a {type_name(schema)}, not an object")
-    return Tool(f"{group}/{name}", name, about.get("description") or "", dict(schema), bus_name=name)
+    return Tool(f"{group}/{name}", name, about("description") or "", dict(schema), bus_name=name)
 
 
-class _Attributes:
-    """Reads an object's attributes through a mapping's ``get``."""
-
-    def __init__(self, owner: object) -> None:
-        self._owner = owner
-
-    def get(self, name: str) -> Any:
-        """Return an attribute, or None."""
-        return getattr(self._owner, name, None)
+def _attribute(owner: object, name: str) -> Any:
+    return getattr(owner, name, None)

@@ -18,16 +18,16 @@ import networkx as nx
 
 from toolbus.bus import telemetry
 from toolbus.bus.values.results import ToolkitError
-from toolbus.bus.worker.function import ToolObject
 from toolbus.bus.worker.invocation import invocation
 from toolbus.bus.worker.provide import provide
 from toolbus.compat.facade import finished
-from toolbus.toolkit.graph import Action, Edge, Item, check_score
+from toolbus.toolkit.graph import Action, Edge, Item
 from toolbus.toolkit.graph import Tool as GraphTool
 from toolbus.toolkit.graph import ToolGroup as GraphGroup
 from toolbus.toolkit.graph import Toolkit as Graph
-from toolbus.toolkit.service import Link, Scored, add_chain, group_of_module
+from toolbus.toolkit.service import Scored, group_of_module
 from toolbus.toolkit.service import ToolkitService as GraphService
+from toolbus.toolkit.service import ToolkitWrapper as GraphWrapper
 
 
 class ToolType(Enum):
@@ -345,11 +345,7 @@ class Toolkit(Graph):
 
     def add_edge(self, u: str, v: str, score: float | None = None) -> None:
         """Add an edge; missing vertices are added without data, as networkx does."""
-        if score is not None:
-            check_score(score, f"the score of the edge {u!r} → {v!r}")
-        self._graph.add_edge(u, v)
-        if score is not None:
-            self.set_score(u, v, score)
+        self._link(u, v, score)
 
     def out_degree(self, vertex: str) -> int:
         """Return the number of edges that leave a vertex."""
@@ -526,38 +522,22 @@ def _last(ids: tuple[str, ...]) -> str:
     return ids[-1]
 
 
-class ToolkitWrapper:
+class ToolkitWrapper(GraphWrapper):
     """Adds chains to the graph of ``ToolkitService.instance``, or to a given graph."""
 
     def __init__(self, toolkit: Toolkit | None = None) -> None:
         self._own = None if toolkit is None else Service(toolkit)
 
     @property
-    def toolkit(self) -> Graph:
-        """The graph."""
-        return self._service().get_toolkit()
-
-    def __toolbus_tools__(self) -> list[ToolObject]:
-        """Return the tools of the graph, for a worker of the module that holds the wrapper."""
-        return self._service().__toolbus_tools__()
+    def service(self) -> Service:
+        """The service that adds to the graph."""
+        found: Service = self._own or ToolkitService.instance or ToolkitService()
+        return found
 
     def action(self, action: Action, tools: list[GraphTool] | None = None) -> Self:
         """Add an action with the tools that it calls."""
         self.chain(action, tuple(tools)) if tools else self.chain(action)
         return self
-
-    def chain(self, *item_chain: Link) -> Self:
-        """Add a chain of actions, tools and groups; see ``toolbus.toolkit.add_chain``.
-
-        Raises:
-            ToolkitError: the chain is impossible (it is a ValueError).
-        """
-        add_chain(self._service(), *item_chain)
-        return self
-
-    def _service(self) -> Service:
-        found: Service = self._own or ToolkitService.instance or ToolkitService()
-        return found
 
 
 def init_server() -> None:
