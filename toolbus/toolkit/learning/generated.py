@@ -12,12 +12,13 @@ With ``noise`` nothing depends on anything: calls succeed with probability 1/2, 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from toolbus.toolkit.learning.evidence import Edge, Scores
+from toolbus.toolkit.learning.evidence import Edge, EdgeKind, Row, Scores
 from toolbus.toolkit.learning.stores import Execution
 
 TOPICS = ("orders", "customers", "invoices", "weather", "papers", "repositories", "messages", "calendars")
@@ -72,6 +73,11 @@ def generate(world: World) -> Generated:
     return _Generator(world).run()
 
 
+def _scores(calls: Mapping[str, Row], following: Mapping[str, Row]) -> Scores:
+    kinds: tuple[tuple[EdgeKind, Mapping[str, Row]], ...] = (("call", calls), ("next", following))
+    return Scores(Edge(kind, action, to, score) for kind, rows in kinds for action, row in rows.items() for to, score in row.items())
+
+
 class _Generator:
     def __init__(self, world: World) -> None:
         self.world = world
@@ -113,13 +119,7 @@ class _Generator:
         for number in range(self.world.episodes):
             executions += self._episode(number)
         texts = {tool: f"{self.random.choice(_VERBS)} {topic}" for tool, topic in self.topic.items()}
-        return Generated(executions, self._static(), texts, self._truth())
-
-    def _static(self) -> Scores:
-        calls = [Edge("call", action, tool, score) for action, row in self.guess.items() for tool, score in row.items()]
-        return Scores(
-            calls + [Edge("next", action, other, score) for action, row in self.next_guess.items() for other, score in row.items()]
-        )
+        return Generated(executions, _scores(self.guess, self.next_guess), texts, self._truth())
 
     def _truth(self) -> Scores:
         matching = 1 / len(TOPICS)
@@ -128,8 +128,7 @@ class _Generator:
         if self.world.noise:
             calls = {action: dict.fromkeys(row, 0.5 / factor) for action, row in calls.items()}
             after = {action: dict.fromkeys(row, 1 / len(row)) for action, row in after.items()}
-        edges = [Edge("call", action, tool, chance * factor) for action, row in calls.items() for tool, chance in row.items()]
-        return Scores(edges + [Edge("next", action, other, chance) for action, row in after.items() for other, chance in row.items()])
+        return _scores({action: {tool: chance * factor for tool, chance in row.items()} for action, row in calls.items()}, after)
 
     def _episode(self, number: int) -> list[Execution]:
         world, topic = self.world, self.random.choice(TOPICS)

@@ -160,16 +160,11 @@ class Recorder:
 
     def _write(self) -> None:
         while (first := self._waiting.get()) is not None:
-            batch = [first]
-            ended = False
-            while len(batch) < _BATCH and not self._waiting.empty():
-                following = self._waiting.get()
-                if following is None:
-                    ended = True
-                    break
-                batch.append(following)
-            self._append(batch)
-            if ended:
+            batch: list[Execution | None] = [first]
+            while batch[-1] is not None and len(batch) < _BATCH and not self._waiting.empty():
+                batch.append(self._waiting.get())
+            self._append([each for each in batch if each is not None])
+            if batch[-1] is None:
                 return
 
     def _append(self, batch: list[Execution]) -> None:
