@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import email.utils
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -22,7 +20,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the agent needs httpx: pip install 'toolbus[agent]' ({error})", name="httpx") from None
 
 from toolbus.agent.reply import Chunk, Reply
-from toolbus.bus.outbound import EventReader
+from toolbus.bus.outbound import EventReader, retry_after
 from toolbus.bus.schema.refusal import shorten
 from toolbus.bus.values.results import ConfigurationError, EndpointError
 
@@ -135,7 +133,7 @@ class ChatEndpoint:
             message = self._message(msgspec.json.decode(body))
         except DECODE_ERRORS:
             message = ""
-        after = _retry_after(response.headers)
+        after = retry_after(response.headers.get("retry-after", ""))
         again = "try again later" if after is None else f"try again in {math.ceil(after)} s"
         what, advice = {
             401: ("refused the key", "check OPENAI_API_KEY"),
@@ -193,22 +191,6 @@ def _may_pass(error: Any) -> bool:
     """Return whether an error that came instead of an answer may pass: one that names the request's own fault does not."""
     status = error.get("status", error.get("code")) if isinstance(error, dict) else None
     return not (isinstance(status, int) and 400 <= status < 500) or status in _PASSING
-
-
-def _retry_after(headers: httpx.Headers) -> float | None:
-    """Return the seconds to wait from the ``retry-after`` header, a number or a date."""
-    value = headers.get("retry-after", "")
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            moment = email.utils.parsedate_to_datetime(value)
-        except ValueError:
-            return None
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=datetime.UTC)
-        seconds = (moment - datetime.datetime.now(datetime.UTC)).total_seconds()
-    return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
 KEY, MODEL, BASE_URL = "OPENAI_API_KEY", "OPENAI_MODEL", "OPENAI_BASE_URL"

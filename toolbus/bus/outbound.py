@@ -11,6 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
@@ -94,7 +95,7 @@ def failure(request: str, answer: Answer) -> ErrorInfo:
         code=f"http_{answer.status}",
         message=message if len(message) <= _MOST_MESSAGE else f"{message[: _MOST_MESSAGE - 1]}…",
         retryable=passing,
-        retry_after=_wait(answer.headers.get("retry-after", "")) if passing else None,
+        retry_after=retry_after(answer.headers.get("retry-after", "")) if passing else None,
     )
 
 
@@ -106,12 +107,16 @@ def decoded(body: bytes) -> Any:
         return None
 
 
-def _wait(text: str) -> float | None:
-    """Return the seconds that a Retry-After header asks for, or None."""
+def retry_after(text: str) -> float | None:
+    """Return the seconds that a Retry-After header asks for, by a number or a date, and at most a day; None when it asks for none."""
     try:
-        seconds = float(text) if text.strip().replace(".", "", 1).isdecimal() else parsedate_to_datetime(text).timestamp() - time.time()
-    except (ValueError, TypeError, OverflowError):
-        return None
+        seconds = float(text)
+    except ValueError:
+        try:
+            moment = parsedate_to_datetime(text)
+            seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - time.time()
+        except (ValueError, TypeError, OverflowError):
+            return None
     return min(max(seconds, 0.0), _LONGEST_WAIT) if math.isfinite(seconds) else None
 
 
