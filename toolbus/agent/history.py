@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -78,7 +77,6 @@ class HeldConversation:
         self._token = new_id()
         self._next = 0
         self._group = asyncio.TaskGroup()
-        self._stack = AsyncExitStack()
         self._scope = asyncio.timeout(None)
         self._keeper: asyncio.Task[None] | None = None
         self.born = ""
@@ -97,7 +95,7 @@ class HeldConversation:
             self._steps.release(self._name, self._token)
             raise
         self.born, self.now, self._next = begun.born, begun.now, begun.next
-        await self._stack.enter_async_context(self._group)
+        await self._group.__aenter__()
         await self._scope.__aenter__()
         self._keeper = self._group.create_task(self._keep())
         return self
@@ -111,7 +109,7 @@ class HeldConversation:
         except TimeoutError:
             raise self._lost() from None
         finally:
-            await self._stack.aclose()
+            await self._group.__aexit__(None, None, None)
 
     async def append(self, document: bytes, *, keep: int) -> None:
         """Keep one more record, and drop those before the number ``keep``.
@@ -240,15 +238,6 @@ class Summary(msgspec.Struct, frozen=True, tag="summary"):
 Record = Question | ModelReply | CallResult | TurnResults | End | Summary
 
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
-
-
-def encoded(record: Record) -> bytes:
-    """Return a record's JSON.
-
-    Raises:
-        EnvelopeError: JSON can't express it.
-    """
-    return encode(record)
 
 
 def decoded(document: bytes) -> Record:
@@ -580,7 +569,7 @@ class KeptHistory:
             BrokerError: the server refuses.
         """
         summary = Summary(whole_text(text), before.first)
-        document = encoded(summary)
+        document = encode(summary)
         await self._held.append(document, keep=before.first)
         self._take(summary, self._next, self.now, len(document))
 
@@ -610,7 +599,7 @@ class KeptHistory:
             ConversationError: another process continues the conversation.
             BrokerError: the server refuses.
         """
-        document = encoded(question)
+        document = encode(question)
         if len(document) > MOST_BYTES - _LAST:
             raise ConfigurationError(f"a question of {len(document):,} bytes is over the bound of a conversation, {MOST_BYTES:,}")
         await self._append(document, self._next)
@@ -626,13 +615,13 @@ class KeptHistory:
         """
         exchange = self._exchanges[-1]
         try:
-            document = encoded(record)
+            document = encode(record)
         except EnvelopeError as error:
             raise ConversationError(f"what the model said can't be kept: {error}") from None
         sizes = [size for number, size in self._sizes.items() if number >= exchange.first]
         if sum(sizes) + len(document) > MOST_BYTES - _LAST or len(sizes) + 1 >= MOST_RECORDS:
             record = End("full", len(exchange.turns))
-            document = encoded(record)
+            document = encode(record)
         await self._append(document, exchange.first)
         self._take(record, self._next, self.now, len(document))
 

@@ -255,8 +255,7 @@ class Agent:
         return ModelReply(reply.message(), calls, reply.finish_reason, at)
 
     async def _complete(self, messages: list[dict[str, Any]], *, last: bool) -> Reply:
-        if self._walk is not None:
-            messages = with_instruction(messages, self._look())
+        messages = with_instruction(messages, self._look())
         body = self._executor.build_request(messages, **self._parameters)
         if last and "tools" in body:
             body["tool_choice"] = "none"
