@@ -430,8 +430,6 @@ class EventStream(Response):
         self._gone = False
         self._closed = False
         self._wrote = 0.0
-        self._beats: asyncio.TimerHandle | None = None
-        self._beating: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
@@ -470,11 +468,8 @@ class EventStream(Response):
             return
         self._closed = True
         self._cancel()
-        if self._beats is not None:
-            self._beats.cancel()
-        for task in (*self._tasks, self._beating):
-            if task is not None:
-                task.cancel()
+        for task in self._tasks:
+            task.cancel()
         if self._first is not None and not self._first.done():
             self._first.cancel()
         measures = self._gateway.measures
@@ -490,7 +485,7 @@ class EventStream(Response):
         listed = [(b"content-type", EVENTS.encode()), *((name.encode(), value.encode()) for name, value in headers.items())]
         await send({"type": "http.response.start", "status": 200, "headers": listed})
         await self._write(send, opening() if self._key else COMMENT)
-        self._beats = loop.call_later(self._gateway.options.heartbeat, self._beat, send)
+        self._tasks.append(loop.create_task(self._beat(send)))
         if self._key:
             self._tasks.append(loop.create_task(self._part(send)))
         if self._first is not None:
@@ -531,14 +526,13 @@ class EventStream(Response):
             # uvloop raises the second when the client has just closed the connection.
             self._gone = True
 
-    def _beat(self, send: Send) -> None:
-        """Write a heartbeat if nothing was written for long, and look again later."""
+    async def _beat(self, send: Send) -> None:
+        """Write a heartbeat whenever nothing was written for long."""
         pause = self._gateway.options.heartbeat
-        idle = time.monotonic() - self._wrote
-        if idle >= pause and not self._gone and (self._beating is None or self._beating.done()):
-            self._beating = asyncio.get_running_loop().create_task(self._write(send, COMMENT))
-            idle = 0.0
-        self._beats = asyncio.get_running_loop().call_later(max(0.01, pause - idle), self._beat, send)
+        while not self._gone:
+            await asyncio.sleep(max(0.01, self._wrote + pause - time.monotonic()))
+            if time.monotonic() - self._wrote >= pause:
+                await self._write(send, COMMENT)
 
     async def _watch(self) -> None:
         """End the call when the client has gone; one with an idempotency key after the time that it has to come back."""
