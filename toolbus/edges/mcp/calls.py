@@ -280,11 +280,7 @@ class ToolCalls:
             tasks.let_go(call)
         if after is not None:
             return created(task)
-        return {
-            "resultType": "input_required",
-            "inputRequests": {each.id: form(str(each)) for each in following.questions},
-            "requestState": f"{_TASK}{task.id} 1",
-        }
+        return _asking(following, f"{_TASK}{task.id} 1")
 
     async def _resume(self, exchange: Exchange, caller: Principal, tool: Tool, params: CallToolRequestParams) -> dict[str, Any]:
         """Go on with a call whose handler had asked the client's user."""
@@ -306,9 +302,8 @@ class ToolCalls:
                 raise
             if call.done:
                 return content_of(await call.result(), tool, modern=True)
-        requests = {each.id: form(str(each)) for each in following.questions}
         following_round = int(number) + 1 if number.isdecimal() and len(number) < _MOST_DIGITS else 1
-        return {"resultType": "input_required", "inputRequests": requests, "requestState": f"{_TASK}{task.id} {following_round}"}
+        return _asking(following, f"{_TASK}{task.id} {following_round}")
 
     # -- confirmations before a call --------------------------------------------------------------
 
@@ -332,6 +327,12 @@ class ToolCalls:
         refused = await self._bus.confirmations.settled(confirmation, ask if exchange.client.elicits else None, shared=True)
         if refused is not None:
             raise ToolError(refused)
+
+
+def _asking(following: Following, state: str) -> dict[str, Any]:
+    """Return the result that asks the client's user, after which the client goes on with ``state``."""
+    requests = {each.id: form(str(each)) for each in following.questions}
+    return {"resultType": "input_required", "inputRequests": requests, "requestState": state}
 
 
 def _keyed(key: str) -> CallOptions:

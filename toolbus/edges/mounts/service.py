@@ -212,7 +212,7 @@ class MountedServer(Mount):
         try:
             await asyncio.wait({home, listed}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            await self._end()
+            await self.__aexit__()
             raise
         finally:
             listed.cancel()
@@ -222,9 +222,6 @@ class MountedServer(Mount):
 
     async def __aexit__(self, *error: object) -> None:
         """End the server."""
-        await self._end()
-
-    async def _end(self) -> None:
         home, self._home = self._home, None
         if home is not None:
             home.cancel()

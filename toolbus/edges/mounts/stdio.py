@@ -276,8 +276,7 @@ class _Reader:
             await self._count_nonsense()
             return
         self._nonsense = 0
-        error = mcp_types.ErrorData(code=UNREADABLE, message="it is no object, or not valid JSON")
-        await self._incoming.send(SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=error)))
+        await self._fail(number, UNREADABLE, "it is no object, or not valid JSON")
 
     async def _count_nonsense(self) -> None:
         self._nonsense += 1
@@ -291,9 +290,11 @@ class _Reader:
         if found is None:
             self._ended(f"it wrote a message of more than {self._most:,} bytes")
             return
-        message = f"the answer has more than {self._most:,} bytes, so it was not read"
-        error = mcp_types.ErrorData(code=TOO_LONG, message=message)
-        await self._incoming.send(SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=error)))
+        await self._fail(int(found[1]), TOO_LONG, f"the answer has more than {self._most:,} bytes, so it was not read")
+
+    async def _fail(self, number: int, code: int, message: str) -> None:
+        error = mcp_types.ErrorData(code=code, message=message)
+        await self._incoming.send(SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=error)))
 
 
 def _answered(line: bytes) -> int | None:

@@ -300,9 +300,7 @@ class _Reader:
 
     def _add_parameter(self, name: str, place: str, parameter: dict[str, Any]) -> None:
         required = place == "path" or parameter.get("required") is True
-        if place == "header" and (name.lower() in _NOT_ARGUMENTS or name.lower() in self._hidden):
-            return
-        if place == "query" and name.lower() in self._hidden:
+        if (place == "header" and name.lower() in _NOT_ARGUMENTS) or (place in {"header", "query"} and name.lower() in self._hidden):
             return
         if place == "cookie":
             if required:
