@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
+import anyio
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -64,36 +65,26 @@ def of_call(happened: ToolEvent) -> bytes:
 
 async def with_heartbeats(source: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
     """Yield the events of a source, and a comment whenever none came for a while; leaving early ends the source."""
-    waiting: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
+    made, waiting = anyio.create_memory_object_stream[bytes](_MOST_WAITING)
 
     # One task makes all of them, because a task group belongs to the task that entered it.
     async def make() -> None:
-        async with aclosing(source):
+        async with made, aclosing(source):
             async for found in source:
-                await waiting.put(found)
-        await waiting.put(None)
+                await made.send(found)
 
     making = asyncio.create_task(make())
-    coming: asyncio.Task[bytes | None] | None = None
     try:
-        while True:
-            coming = coming or asyncio.create_task(waiting.get())
-            awaited: set[asyncio.Task[Any]] = {coming} if making.done() else {coming, making}
-            done, _ = await asyncio.wait(awaited, timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
-            if making in done:
-                making.result()
-            if coming in done:
-                found, coming = coming.result(), None
-                if found is None:
-                    return
+        with waiting, suppress(anyio.EndOfStream):
+            while True:
+                found = COMMENT
+                with anyio.move_on_after(HEARTBEAT):
+                    found = await waiting.receive()
                 yield found
-            elif not done:
-                yield COMMENT
+        await making
     finally:
-        for task in (making, coming):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait({task})
+        making.cancel()
+        await asyncio.wait({making})
 
 
 _MOST_DOCUMENT = 262_144
