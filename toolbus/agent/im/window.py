@@ -25,7 +25,7 @@ MOST_FRAME = 1_048_576
 MOST_TEXT = 100_000
 """Most characters of a message."""
 
-_MOST_ID = 200
+_MOST_ID = 255
 _MOST_NAME = 255
 _MOST_SHOWN = 120
 
@@ -361,7 +361,7 @@ MOST = 1_000
 _WINDOWS = "windows"
 # Begins the ids of shared windows. No sender's name begins so: it is written without such characters.
 _SHARED = "*/"
-_MOST_OWNER, _MOST_ID = 100, 255
+_MOST_OWNER = 100
 
 
 class Windows:
