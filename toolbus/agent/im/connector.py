@@ -30,6 +30,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import Messenger
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.results import OF_ATTEMPTS, BrokerError, ConfigurationError, ErrorInfo, ToolbusError, ToolResult
 from toolbus.bus.values.urls import redact
 
@@ -107,9 +108,8 @@ class Connector:
     async def leave(self) -> None:
         """Tell that this connector is gone."""
         # A server that is gone does not answer; what was told last ends by itself.
-        with contextlib.suppress(BrokerError, TimeoutError):
-            async with asyncio.timeout(_LEAVING):
-                await self._bus.chats.tell(Messenger(self._id), 0.001)
+        with contextlib.suppress(BrokerError):
+            await at_most(_LEAVING, self._bus.chats.tell(Messenger(self._id), 0.001))
 
     # -- the socket -------------------------------------------------------------------------------
 
@@ -241,9 +241,7 @@ class Connector:
                 await self._bus.chats.tell(Messenger(self._id, connected=self._open.is_set(), windows=shown), _LIVES)
             except BrokerError as error:
                 telemetry.log.warning("im.not_told", error=str(error))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_BEAT):
-                    await self._changed.wait()
+            await at_most(_BEAT, self._changed.wait())
 
 
 class _Served:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from toolbus.bus.client.tools import tool as bus_tools
 from toolbus.bus.client.tools.definitions import Format, description_of, output_schema
 from toolbus.bus.client.tools.tool import ToolGroup, groups_of, memberships, runtime_of
 from toolbus.bus.client.tools.view import ToolView
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.encoding import encode_data
 from toolbus.edges.gateway.bodies import Problem, answer
 from toolbus.edges.gateway.gateway import Gateway
@@ -257,8 +257,4 @@ def _valid(id: str) -> str:
 
 async def _seen(gateway: Gateway, condition: Callable[[], bool]) -> None:
     """Wait until this process knows of its own change, so that its next answer has it."""
-    try:
-        async with asyncio.timeout(_SEEN):
-            await gateway.bus.tools.catalogue.wait(condition)
-    except TimeoutError:
-        return
+    await at_most(_SEEN, gateway.bus.tools.catalogue.wait(condition))

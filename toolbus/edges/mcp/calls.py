@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections import deque
 from typing import Any
@@ -18,6 +17,7 @@ from toolbus.bus.client.confirmations import Confirmation, Grant
 from toolbus.bus.client.tools.definitions import task_after
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.display import visible
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT, ConfirmationRequest
 from toolbus.bus.values.envelope import new_run
 from toolbus.bus.values.events import Answered, Asked, Event, Reset, Text
@@ -139,9 +139,7 @@ class Following:
         async with asyncio.TaskGroup() as group:
             if report is not None:
                 group.create_task(report.send())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._read(report, group)
+            await at_most(seconds, self._read(report, group))
             if report is not None:
                 report.end()
             for task in self._asking.values():

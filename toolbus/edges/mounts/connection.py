@@ -26,6 +26,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from toolbus.bus import telemetry
 from toolbus.bus.support.safe_text import reason_of, type_name
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.results import ConfigurationError, ToolError
 from toolbus.edges.mounts.answers import left_out_of, sifted
 from toolbus.edges.mounts.mount import _MOST_PAGES
@@ -120,15 +121,11 @@ class ServerConnection:
 
     async def _connected(self, patience: float) -> Client:
         if not self._ready.is_set():
-            try:
-                async with asyncio.timeout(patience):
-                    await self._ready.wait()
-            except TimeoutError:
-                wait = max(0.0, self._next_start - time.monotonic())
-                message = f"the mounted server {self._mount!r} is not running now ({self._reason or 'it starts'})"
-                raise ToolError(
-                    message, type="unavailable", code="mount_down", retryable=True, retry_after=round(wait, 2) or None
-                ) from None
+            await at_most(patience, self._ready.wait())
+        if not self._ready.is_set():
+            wait = max(0.0, self._next_start - time.monotonic())
+            message = f"the mounted server {self._mount!r} is not running now ({self._reason or 'it starts'})"
+            raise ToolError(message, type="unavailable", code="mount_down", retryable=True, retry_after=round(wait, 2) or None)
         if self._client is None:
             raise ToolError(f"the mounted server {self._mount!r} has just ended", type="unavailable", code="mount_down", retryable=True)
         return self._client

@@ -18,6 +18,7 @@ from toolbus.bus.broker.protocols import RefusedTool
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.client.tools.view import ToolView
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.watch.views import SessionView, Snapshot
@@ -239,12 +240,8 @@ class Watcher:
 
     async def wait(self, seconds: float) -> bool:
         """Wait for news; False when there were none within ``seconds``."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
-        except TimeoutError:
-            return False
-        return True
+        await at_most(seconds, self._news.wait())
+        return self._news.is_set()
 
 
 class Board:
@@ -347,9 +344,7 @@ class Board:
             # What takes long is not done more often than half of the time.
             left = max(pause - (time.monotonic() - began), (time.monotonic() - began))
             if pause == UNWATCHED:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(left):
-                        await self._looked.wait()
+                await at_most(left, self._looked.wait())
             else:
                 await asyncio.sleep(left)
 
