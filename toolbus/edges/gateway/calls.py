@@ -390,26 +390,15 @@ def named_event(name: bytes, data: bytes, id: str = "") -> bytes:
 _OPENING = 1.0
 
 
-async def event_stream(
-    request: Request, gateway: Gateway, call: Call, name: str, had: Position | None = None, permission: Permission | None = None
-) -> Response:
-    """Publish a call, once it is permitted, and return the stream of its events, after ``had`` if the client has some of them.
-
-    Raises:
-        Problem: it failed before anything happened, or an option is wrong.
-    """
-    gateway.measures.in_flight += 1
-    stream = EventStream(request, gateway, call, name, had, permission)
-    try:
-        await stream.begin()
-    except BaseException:
-        stream.close()
-        raise
-    return stream
-
-
 class EventStream(Response):
-    """Sends the events of one call; when the client leaves, the call is cancelled, or kept for it to come back."""
+    """Sends the events of one call; when the client leaves, the call is cancelled, or kept for it to come back.
+
+    Args:
+        request, gateway, call: of the client.
+        name: of what is called, for the metrics.
+        had: the position of a client that has some of the events.
+        permission: what the call waits for before it is published.
+    """
 
     def __init__(
         self, request: Request, gateway: Gateway, call: Call, name: str, had: Position | None, permission: Permission | None
@@ -433,20 +422,28 @@ class EventStream(Response):
         self._tasks: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
-        """Publish the call, and wait a moment for its first event.
+        """Publish the call, once it is permitted, and wait a moment for its first event.
 
         Raises:
             Problem: it failed before anything happened, or an option is wrong.
         """
+        self._gateway.measures.in_flight += 1
+        try:
+            await self._begin()
+        except ConfigurationError as error:
+            self.close()
+            raise Problem(422, "invalid_request", str(error)) from None
+        except BaseException:
+            self.close()
+            raise
+
+    async def _begin(self) -> None:
         with traced(self._request):
             self._first = asyncio.ensure_future(anext(self._events))
         await asyncio.wait({self._first}, timeout=_OPENING)
         if not self._first.done():
             return
-        try:
-            event = self._first.result()
-        except ConfigurationError as error:
-            raise Problem(422, "invalid_request", str(error)) from None
+        event = self._first.result()
         if type(event) is Finished and not is_answer(event.result.error):
             self._error = event.result.error
             raise problem_of(event.result, trace_headers(self._call))
@@ -597,7 +594,9 @@ async def respond(asked: Admitted[Any], wanted: RequestedCall) -> Response:
     if wants_events(request):
         had = _resumed(request, wanted)
         call = made(gateway, asked.principal, wanted)
-        return await event_stream(request, gateway, call, wanted.name, had, permission_of(gateway, call))
+        stream = EventStream(request, gateway, call, wanted.name, had, permission_of(gateway, call))
+        await stream.begin()
+        return stream
     call, result = await _answered(asked, wanted)
     return result_response(result, trace_headers(call))
 

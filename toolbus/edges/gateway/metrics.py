@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from starlette.responses import Response
 
-from toolbus.bus.telemetry.metrics import MEDIA_TYPE, Exposition
+from toolbus.bus.telemetry.metrics import MEDIA_TYPE
 from toolbus.bus.watch.exporter import exposition
-from toolbus.bus.watch.faults import Seen
 from toolbus.bus.worker.process.health import Probed
 from toolbus.edges.gateway.bodies import Problem, answer
-from toolbus.edges.gateway.gateway import BUCKETS, Durations, Gateway, Measures
+from toolbus.edges.gateway.gateway import BUCKETS, Gateway
 from toolbus.edges.gateway.operations import Admitted
 
 
@@ -38,38 +36,25 @@ async def metrics(asked: Admitted[None]) -> Response:
 
 async def metrics_of(gateway: Gateway) -> str:
     """Return the metrics of a gateway, and the queues of the namespace."""
-    namespace, seen = gateway.bus.settings.namespace, await gateway.namespace.seen()
-    up = not await gateway.unready()
+    measures, seen, up = gateway.measures, await gateway.namespace.seen(), not await gateway.unready()
     available = sum(tool.available for tool in gateway.bus.tools.values())
-    calls = sorted(gateway.measures.calls.items())
+    calls = sorted(measures.calls.items())
+
+    def exposed() -> str:
+        made = exposition(gateway.settings.namespace, seen, up=up)
+        made.declare("toolbus_calls_total")
+        made.declare("gen_ai_execute_tool_duration_seconds")
+        for (tool, error), found in calls:
+            labels = {"gen_ai_tool_name": tool, "error_type": error}
+            made.add("toolbus_calls_total", found.count, labels)
+            made.add_histogram("gen_ai_execute_tool_duration_seconds", BUCKETS, found.buckets, found.seconds, labels)
+        made.add("toolbus_gateway_in_flight", measures.in_flight)
+        made.add("toolbus_gateway_streams", measures.streams)
+        made.add("toolbus_gateway_tools", available)
+        return made.text()
+
     # It takes long where there are many tools, and a call goes on meanwhile.
-    return await asyncio.to_thread(_exposed, namespace, seen, gateway.measures, calls, up=up, tools=available)
-
-
-def _exposed(
-    namespace: str,
-    seen: Seen | None,
-    measures: Measures,
-    calls: Sequence[tuple[tuple[str, str], Durations]],
-    *,
-    up: bool,
-    tools: int,
-) -> str:
-    made = exposition(namespace, seen, up=up)
-    _add_calls(made, calls)
-    made.add("toolbus_gateway_in_flight", measures.in_flight)
-    made.add("toolbus_gateway_streams", measures.streams)
-    made.add("toolbus_gateway_tools", tools)
-    return made.text()
-
-
-def _add_calls(made: Exposition, calls: Sequence[tuple[tuple[str, str], Durations]]) -> None:
-    made.declare("toolbus_calls_total")
-    made.declare("gen_ai_execute_tool_duration_seconds")
-    for (tool, error), found in calls:
-        labels = {"gen_ai_tool_name": tool, "error_type": error}
-        made.add("toolbus_calls_total", found.count, labels)
-        made.add_histogram("gen_ai_execute_tool_duration_seconds", BUCKETS, found.buckets, found.seconds, labels)
+    return await asyncio.to_thread(exposed)
 
 
 class ProbedGateway(Probed):
