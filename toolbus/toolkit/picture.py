@@ -227,11 +227,8 @@ class Router:
         if row == to_row and self._are_neighbours(x, to_x, row):
             return [first, (out, y), (out, to_y), last]
         into = self._beside(to_x - WIDTH / 2, -1)
-        if row == to_row:
-            lane = self._lane(row, above=kind == "next")
-            return [first, (out, y), (out, lane), (into, lane), (into, to_y), last]
-        lane = self._lane(row, above=to_row < row)
-        if abs(row - to_row) == 1:
+        lane = self._lane(row, above=kind == "next" if row == to_row else to_row < row)
+        if abs(row - to_row) <= 1:
             return [first, (out, y), (out, lane), (into, lane), (into, to_y), last]
         side, to_lane = self._beside(self._left, -1), self._lane(to_row, above=to_row > row)
         return [first, (out, y), (out, lane), (side, lane), (side, to_lane), (into, to_lane), (into, to_y), last]

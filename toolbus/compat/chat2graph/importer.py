@@ -106,7 +106,9 @@ class _Reader:
             self._tool(path, entry)
         for path, entry in self._mappings("$.actions", document.get("actions")):
             self._action(path, entry)
-        toolkit = self._graph(self._chain(path, each) for path, each in self._list("$.toolkit", document.get("toolkit")))
+        toolkit = self._graph(
+            tuple(self._references(path, each, self.actions, "actions")) for path, each in self._list("$.toolkit", document.get("toolkit"))
+        )
         experts = {each.name: each for each in self._experts(document.get("experts"))}
         self._leader(document.get("leader"))
         self._unused(document.get("operators"))
@@ -198,9 +200,6 @@ class _Reader:
         tools = tuple(dict.fromkeys(self._references(f"{path}.tools", entry.get("tools"), self._tools, "tools")))
         self._ids.add(vertex)
         self.actions[name] = Action(vertex, name, self._text(path, entry, "desc")), tools
-
-    def _chain(self, path: str, links: object) -> tuple[str, ...]:
-        return tuple(self._references(path, links, self.actions, "actions"))
 
     def _experts(self, section: object) -> Iterator[ExpertEntry]:
         taken: dict[str, object] = {LEADER: None}

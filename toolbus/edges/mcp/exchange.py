@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -129,8 +130,6 @@ class SessionExchange(Exchange):
         self._replay: Replay | None = None
         self._asked = False
         self._call: Call | None = None
-        self._name = ""
-        self._digest = ""
         self._opened: asyncio.Future[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
         # Whether the request is kept, and whether its client has an id with which it can come back.
@@ -144,10 +143,15 @@ class SessionExchange(Exchange):
         """The idempotency key that stands for this request of this session."""
         return f"mcp {self._own_digest}"
 
-    @property
+    @cached_property
     def _own_digest(self) -> str:
-        self._digest = self._digest or request_digest(self._caller, self.id)
-        return self._digest
+        return request_digest(self._caller, self.id)
+
+    @cached_property
+    def _name(self) -> str:
+        """The request's id as it stands in the ids of events; empty when it can't."""
+        shown = msgspec.json.encode(self.id).decode()
+        return shown if len(shown) <= _MOST_NAME and shown.isascii() and shown.isprintable() else ""
 
     def come_back(self, place: Place) -> None:
         """Leave out the events that the client has."""
@@ -164,15 +168,9 @@ class SessionExchange(Exchange):
             self._position.pass_(each)
         return events
 
-    def place(self) -> str:
-        """Return what stands for the events until now."""
-        return self._place()
-
-    def _place(self, *, asked: bool = False) -> str:
+    def place(self, *, asked: bool = False) -> str:
+        """Return what stands for the events until now, and for whether the client's user is asked."""
         if not self._name:
-            shown = msgspec.json.encode(self.id).decode()
-            self._name = shown if len(shown) <= _MOST_NAME and shown.isascii() and shown.isprintable() else " "
-        if self._name == " ":
             return ""
         return self._position.id(f"{min(self.progress, _MOST_PROGRESS):f} {self._name}{'?' if asked else ''}")
 
@@ -196,7 +194,7 @@ class SessionExchange(Exchange):
         await self._begun()
         if self._kept:
             await self._bus.mcp_sessions.ask(self._own_digest, id)
-        await self._tell({"jsonrpc": "2.0", "id": id, **request}, self._place(asked=True))
+        await self._tell({"jsonrpc": "2.0", "id": id, **request}, self.place(asked=True))
         return None
 
     async def withdraw(self, id: str) -> None:

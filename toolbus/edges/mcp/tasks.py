@@ -126,7 +126,9 @@ class TaskMethods:
         caller, client = self._admitted(context, params)
         with reached():
             task = await self.find(params.task_id, caller)
-            state = await self._state(task)
+            state = await self._bus.tasks.state(task)
+            if state is None:
+                raise MCPError(INVALID_PARAMS, "the task has expired: its result is not kept any more")
             return await self.document(task, state, caller, elicits=client.elicits, start=_start(context))
 
     async def update(self, context: Context, params: UpdateParams) -> dict[str, Any]:
@@ -173,12 +175,6 @@ class TaskMethods:
         question = None if asked is None else await OpenQuestions(self._bus, caller).open(asked.id)
         tool = self._bus.tools.get(task.record.tool)
         return document_of(task, state, tool, question, elicits=elicits, start=start)
-
-    async def _state(self, task: Task) -> TaskState:
-        state = await self._bus.tasks.state(task)
-        if state is None:
-            raise MCPError(INVALID_PARAMS, "the task has expired: its result is not kept any more")
-        return state
 
     def _admitted(self, context: Context, params: TaskParams) -> tuple[Principal, Client]:
         client = Client.of(context)

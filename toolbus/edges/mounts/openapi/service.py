@@ -19,7 +19,7 @@ from toolbus.bus.worker.invocation import Invocation
 from toolbus.edges.mounts.mount import Described, Mount
 from toolbus.edges.mounts.openapi.operations import Document, Flawed, Operation, operations
 from toolbus.edges.mounts.openapi.requests import Sent, Web, is_address, read_document, request_of
-from toolbus.edges.mounts.options import Options, check_address
+from toolbus.edges.mounts.options import Address, Options, check_address
 
 
 def result_of(operation: Operation, answer: Answer) -> ToolResult:
@@ -70,7 +70,7 @@ class MountedApi(Mount):
         hosts: Collection[str] = (),
         guard: Guard | None = None,
     ) -> None:
-        super().__init__(name, _shown(document), options)
+        super().__init__(name, Address(document).shown if is_address(document) else document, options)
         self._document = document
         self._headers = dict(headers or {})
         self._query = dict(query or {})
@@ -174,11 +174,3 @@ def _server(described: Any) -> str:
 
 def _host(url: str) -> str:
     return (urlsplit(url).hostname or "").lower()
-
-
-def _shown(document: str) -> str:
-    """Return where a document is, without what may be secret."""
-    if not is_address(document):
-        return document
-    parts = urlsplit(document)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
