@@ -118,23 +118,14 @@ class _Guarded:
         self._seen, self._whole, self._deadline = 0, False, 0.0
         self._looking: asyncio.Task[None] | None = None
         self._over = False
-        self.id = self.origin = self.host = self.wants = b""
-        self._length = self._encoding = b""
-        self._hosts = 0
-        for name, value in scope["headers"]:
-            if name == b"x-request-id":
-                self.id = value
-            elif name == b"origin":
-                self.origin = value.lower()
-            elif name == b"host":
-                self.host = value.lower()
-                self._hosts += 1
-            elif name == b"content-length":
-                self._length = value
-            elif name == b"content-encoding":
-                self._encoding = value.lower()
-            elif name == b"access-control-request-method":
-                self.wants = value
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.id = headers.get(b"x-request-id", b"")
+        self.origin = headers.get(b"origin", b"").lower()
+        self.host = headers.get(b"host", b"").lower()
+        self.wants = headers.get(b"access-control-request-method", b"")
+        self._length = headers.get(b"content-length", b"")
+        self._encoding = headers.get(b"content-encoding", b"").lower()
+        self._hosts = sum(name == b"host" for name, _ in scope["headers"])
         if _ID.match(self.id) is None:
             self.id = secrets.token_hex(8).encode()
         scope["request_id"] = self.id.decode()
