@@ -81,7 +81,7 @@ def _without(data: Any, blobs: Iterable[Blob]) -> Any:
 
 def contents_of(answer: ReadResourceResult) -> ToolResult:
     """Return what a resource holds."""
-    texts, blobs = _contents(answer.contents)
+    texts, blobs = _parts(answer.contents)
     return ToolResult(output="\n".join(texts), content=tuple(blobs))
 
 
@@ -128,30 +128,18 @@ def bad_answer(reason: str) -> ToolError:
 def _parts(content: Iterable[Any]) -> tuple[list[str], list[Blob]]:
     texts: list[str] = []
     blobs: list[Blob] = []
-    for part in content:
-        if isinstance(part, TextContent):
+    for each in content:
+        part = each.resource if isinstance(each, EmbeddedResource) else each
+        if isinstance(part, (TextContent, TextResourceContents)):
             texts.append(part.text)
         elif isinstance(part, (ImageContent, AudioContent)):
             _add_blob(part.data, part.mime_type, texts, blobs)
-        elif isinstance(part, EmbeddedResource):
-            found = _contents([part.resource])
-            texts += found[0]
-            blobs += found[1]
+        elif isinstance(part, BlobResourceContents):
+            _add_blob(part.blob, part.mime_type or "application/octet-stream", texts, blobs)
         elif isinstance(part, ResourceLink):
             texts.append(f"[{part.title or part.name}]({part.uri}){': ' + part.description if part.description else ''}")
         else:
             texts.append(f"[content of the kind {getattr(part, 'type', '?')!r}, which is not understood]")
-    return texts, blobs
-
-
-def _contents(contents: Iterable[Any]) -> tuple[list[str], list[Blob]]:
-    texts: list[str] = []
-    blobs: list[Blob] = []
-    for each in contents:
-        if isinstance(each, TextResourceContents):
-            texts.append(each.text)
-        elif isinstance(each, BlobResourceContents):
-            _add_blob(each.blob, each.mime_type or "application/octet-stream", texts, blobs)
     return texts, blobs
 
 

@@ -235,7 +235,7 @@ def episodes(executions: Iterable[Execution]) -> list[Episode]:
     return sorted(made, key=lambda episode: (episode.ended, episode.id))
 
 
-class Tally:
+class Tally(msgspec.Struct):
     """The weighted uses of one edge, or of all edges of an action.
 
     An execution weighs ``decay * weight``: decay halves with each half-life of age, and weight is the inverse propensity, clipped.
@@ -246,14 +246,11 @@ class Tally:
         hits: part of ``mass`` that succeeded.
     """
 
-    __slots__ = ("count", "hits", "mass", "square", "successes")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.successes = 0
-        self.mass = 0.0
-        self.square = 0.0
-        self.hits = 0.0
+    count: int = 0
+    successes: int = 0
+    mass: float = 0.0
+    square: float = 0.0
+    hits: float = 0.0
 
     def add(self, weight: float, decay: float, *, success: bool) -> None:
         """Add one use."""

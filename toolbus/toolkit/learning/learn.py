@@ -148,14 +148,8 @@ def _nexts(source: str, row: Row, tallies: Mapping[str, Tally], parameters: Para
 
 
 def _together(tallies: Mapping[str, Tally]) -> Tally:
-    whole = Tally()
-    for tally in tallies.values():
-        whole.count += tally.count
-        whole.successes += tally.successes
-        whole.mass += tally.mass
-        whole.square += tally.square
-        whole.hits += tally.hits
-    return whole
+    sums = {field: sum(getattr(tally, field) for tally in tallies.values()) for field in Tally.__struct_fields__}
+    return Tally(**sums)
 
 
 def _sure(before: float, mean: float, strength: float) -> float:
