@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from toolbus import sync
 from toolbus.bus.schema.documents import unique
+from toolbus.bus.support.latest import Latest
 from toolbus.bus.support.safe_text import reason_of, type_name
 from toolbus.bus.values.results import ToolResult as BusResult
 from toolbus.compat.facade import finished
@@ -151,7 +151,7 @@ class ToolExecutor:
         self.registry = ToolRegistry() if registry is None else registry
         self.enable_cache = enable_cache
         self.cache_ttl = cache_ttl
-        self._cache: OrderedDict[str, tuple[float, dict[str, Any]]] = OrderedDict()
+        self._cache: Latest[str, tuple[float, dict[str, Any]]] = Latest(_MOST_CACHED)
 
     def clear_history(self) -> None:
         """Forget all results of earlier calls."""
@@ -195,9 +195,6 @@ class ToolExecutor:
         result = self.registry.execute(name, arguments)
         if result["success"]:
             self._cache[key] = (time.monotonic(), result)
-            self._cache.move_to_end(key)
-            if len(self._cache) > _MOST_CACHED:
-                self._cache.popitem(last=False)
         return result
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from toolbus.bus.client.tools.tool import Tool
+from toolbus.bus.support.latest import Latest
 from toolbus.bus.values.encoding import encode_data
 from toolbus.bus.values.results import BrokerError, ToolResult
 from toolbus.edges.gateway import calls, metrics, tool_calls, tools
@@ -142,7 +142,7 @@ class Documents:
 
     def __init__(self, max_timeout: float) -> None:
         self._max_timeout = max_timeout
-        self._kept: OrderedDict[Hashable, tuple[int, bytes]] = OrderedDict()
+        self._kept: Latest[Hashable, tuple[int, bytes]] = Latest(_MOST_KEPT)
 
     def of(self, version: int, principal: Principal, tools: Mapping[str, Tool]) -> bytes:
         """Return the document for a principal, as JSON."""
@@ -153,8 +153,6 @@ class Documents:
                 version,
                 encode_data(document(OPERATIONS, [tool for tool in tools.values() if tool.available], self._max_timeout)),
             )
-            if len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return found[1]
 

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import re
 import secrets
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
@@ -27,6 +26,7 @@ from toolbus.bus.broker.held.mcp import McpRequest, McpSession
 from toolbus.bus.broker.server.keys import session_digest
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.support.deadlines import Deadlines
+from toolbus.bus.support.latest import Latest
 from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import BrokerError
 from toolbus.edges.gateway.calls import named_event
@@ -115,7 +115,7 @@ class Sessions:
         self._calls = calls
         self._changes = changes
         self._limit = limit
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._known: Latest[str, _Known] = Latest(_MOST_KNOWN)
         self._streams: dict[str, asyncio.Event] = {}
         self._running: dict[tuple[str, int | str], SessionExchange] = {}
         self._deadlines: Deadlines | None = None
@@ -210,9 +210,6 @@ class Sessions:
 
     def _learn(self, digest: str, session: McpSession, used: float) -> None:
         self._known[digest] = _Known(session, loop_time() + _KNOWN, used)
-        self._known.move_to_end(digest)
-        if len(self._known) > _MOST_KNOWN:
-            self._known.popitem(last=False)
 
     def _forget(self, digest: str) -> None:
         self._known.pop(digest, None)

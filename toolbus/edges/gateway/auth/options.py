@@ -7,7 +7,6 @@ import hashlib
 import math
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from starlette.requests import HTTPConnection
 
 from toolbus.bus import telemetry
 from toolbus.bus.client.bus import ToolBus
+from toolbus.bus.support.latest import Latest
 from toolbus.bus.values.results import BrokerError, ConfigurationError
 from toolbus.bus.values.secrets import MOST_TOKEN, Rate, TokenRecord, id_of
 from toolbus.edges.gateway.auth.credentials import Credential, Refused, Resource, Source, accepted, read
@@ -170,7 +170,7 @@ class SharedTokens:
 
     def __init__(self, bus: ToolBus) -> None:
         self._bus = bus
-        self._kept: OrderedDict[str, tuple[float, TokenRecord | None]] = OrderedDict()
+        self._kept: Latest[str, tuple[float, TokenRecord | None]] = Latest(_MOST_KEPT)
 
     async def credential(self, token: str) -> Credential | None:
         """Return whom a token of the namespace stands for."""
@@ -189,9 +189,6 @@ class SharedTokens:
         except (BrokerError, TimeoutError):
             raise Problem(503, "unavailable", "the server that knows the tokens can't be asked", {"Retry-After": "1"}) from None
         self._kept[id] = (asked + TRUSTED, record)
-        self._kept.move_to_end(id)
-        if len(self._kept) > _MOST_KEPT:
-            self._kept.popitem(last=False)
         return record
 
 

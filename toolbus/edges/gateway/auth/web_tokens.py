@@ -8,7 +8,6 @@ import hashlib
 import math
 import time
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from joserfc.jwk import JWKRegistry, Key, KeySet
 from joserfc.jws import JWSRegistry
 
 from toolbus.bus import telemetry
+from toolbus.bus.support.latest import Latest
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.secrets import PERMISSIONS
@@ -291,7 +291,7 @@ class WebTokens:
         self._keys = keys
         self._claims = claims
         self._registry = JWSRegistry(algorithms=list(ALGORITHMS), strict_check_header=False)
-        self._verified: OrderedDict[bytes, tuple[float, int, dict[str, Any]]] = OrderedDict()
+        self._verified: Latest[bytes, tuple[float, int, dict[str, Any]]] = Latest(_MOST_KEPT)
 
     async def credential(self, token: str) -> Credential | None:
         """Return whom a token describes; None for one that has not three parts."""
@@ -321,8 +321,6 @@ class WebTokens:
         if "crit" in found.header or _type(found.header) not in _TYPES:
             raise Refused("the token is of another kind")
         self._verified[digest] = (time.time() + _KEPT_FOR, self._keys.generation, found.claims)
-        if len(self._verified) > _MOST_KEPT:
-            self._verified.popitem(last=False)
         return found.claims
 
 
