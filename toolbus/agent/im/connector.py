@@ -22,9 +22,9 @@ from toolbus.agent.im.window import (
     Windows,
     acknowledgement,
     complaint,
+    frame,
     read_frame,
     registration,
-    reply_text,
 )
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import Messenger
@@ -190,7 +190,7 @@ class Connector:
         if entry.answer is None:
             text = await self._answered(window, entry)
             await served.surely(lambda: window.answer(entry, text))
-        await self._send(reply_text(window.reply(entry, self._contact)))
+        await self._send(frame(window.reply(entry, self._contact)))
         await served.surely(lambda: window.sent(entry, self._contact))
 
     async def _answered(self, window: Window, entry: Pending) -> str:

@@ -116,25 +116,21 @@ def _check(message: Message) -> None:
 
 def registration(contact: str, windows: list[str]) -> str:
     """Return the first frame of a connection: who this is, and which windows it has."""
-    return _text({"type": "register", "contact": contact, "windows": windows})
+    return frame({"type": "register", "contact": contact, "windows": windows})
 
 
 def acknowledgement(id: str) -> str:
     """Return the frame that tells that a message is kept, and need not be sent again."""
-    return _text({"type": "ack", "id": id})
+    return frame({"type": "ack", "id": id})
 
 
 def complaint(error: BadFrame) -> str:
     """Return the frame that tells what was wrong with one."""
-    return _text({"type": "error", "id": error.id, "message": str(error)})
+    return frame({"type": "error", "id": error.id, "message": str(error)})
 
 
-def reply_text(reply: Reply) -> str:
-    """Return the frame of an answer."""
-    return _text(reply)
-
-
-def _text(value: Any) -> str:
+def frame(value: Any) -> str:
+    """Return the frame of an answer, or of any other value."""
     return msgspec.json.encode(value).decode()
 
 

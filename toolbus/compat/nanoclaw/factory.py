@@ -83,20 +83,14 @@ def init_tools() -> None:
 
 def _served(name: str, handler: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
     """Return the handler as a worker runs it: with one parameter that is no property of any schema, and toolbus's results."""
-    if inspect.iscoroutinefunction(handler):
 
-        async def coroutine(_given: dict[str, Any]) -> Any:
-            return _bus_result(await handler(_given))
-
-        return _named(coroutine, name, handler)
+    async def coroutine(_given: dict[str, Any]) -> Any:
+        return _bus_result(await handler(_given))
 
     def plain(_given: dict[str, Any]) -> Any:
         return _bus_result(handler(_given))
 
-    return _named(plain, name, handler)
-
-
-def _named(function: Callable[..., Any], name: str, handler: object) -> Callable[..., Any]:
+    function: Callable[..., Any] = coroutine if inspect.iscoroutinefunction(handler) else plain
     # The handler's module becomes the service. A name without dots marks a plain function, wherever the handler was defined.
     function.__module__ = getattr(handler, "__module__", None) or type(handler).__module__
     function.__name__ = function.__qualname__ = name.replace(".", "_")
