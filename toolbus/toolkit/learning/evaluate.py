@@ -243,18 +243,14 @@ def evaluate(
         raise ConfigurationError("there are no call edges to evaluate")
     learned = learn(static, logged[:cut], parameters)
     held_out = logged[cut:]
-    by_static, by_learned = (
-        Graph(name, scores, static, options.threshold) for name, scores in (("static", static), ("learned", learned.scores))
-    )
+    compared = {"static": static, "learned": learned.scores}
+    by_static, by_learned = (Graph(name, scores, static, options.threshold) for name, scores in compared.items())
     tools = static.tools
     lexical = Lexical({tool: texts.get(tool, "") for tool in tools})
     policies: list[Policy] = [Flat(tools), by_static, lexical, by_learned, Combined("static + BM25", by_static, lexical)]
     policies.append(Combined("learned + BM25", by_learned, lexical))
     sums = {policy.name: [_replayed(policy, episode, parameters.clip) for episode in held_out] for policy in policies}
-    nexts = {
-        name: [_followed(scores, static, episode, parameters.clip) for episode in held_out]
-        for name, scores in (("static", static), ("learned", learned.scores))
-    }
+    nexts = {name: [_followed(scores, static, episode, parameters.clip) for episode in held_out] for name, scores in compared.items()}
     samples = _samples(len(held_out), options)
     comparisons = [
         _compared(sums, "learned", "static", measure, samples, options) for measure in ("hit@1", "hit@3", "hit@5", "mrr", "reach")

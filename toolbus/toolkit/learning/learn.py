@@ -361,10 +361,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     static: float
     old: float
     new: float
-    count: int
-    successes: int
-    effective: float
-    rate: float
+    count: int = 0
+    successes: int = 0
+    effective: float = 0.0
+    rate: float = 0.0
     why: str
 
 

@@ -286,10 +286,6 @@ def changed(parent: Scores, static: Scores, learned: Learned) -> list[Change]:
                 static=each.new if given is None else given,
                 old=each.new,
                 new=each.new,
-                count=0,
-                successes=0,
-                effective=0.0,
-                rate=0.0,
                 why="a new edge" if each.old is None else "back to the static score: the evidence is no longer enough, or not credible",
             )
         made.append(msgspec.structs.replace(change, old=change.static if each.old is None else each.old))
