@@ -207,31 +207,25 @@ class _Turn:
             places.clear()
 
 
-class Places:
-    """The latest turns of an executor."""
-
-    def __init__(self) -> None:
-        self._turns: OrderedDict[int, _Turn] = OrderedDict()
-
-    def claim(self, executor: ToolExecutor, asked: Asked) -> Place | None:
-        """Return the place of a call, taken with those of the whole turn when its first call came; None for the next one."""
-        turn = self._turns.get(id(asked.message))
-        if turn is None or turn.has_claimed(asked.id):
-            if turn is not None:
-                turn.leave()
-            turn = self._turns[id(asked.message)] = _Turn(executor, asked)
-            self._turns.move_to_end(id(asked.message))
-            if len(self._turns) > _MOST_TURNS:
-                self._turns.popitem(last=False)[1].leave()
-        return turn.claim(asked.id)
+# The latest turns of each executor, by the ids of their messages.
+_turns: WeakKeyDictionary[ToolExecutor, OrderedDict[int, _Turn]] = WeakKeyDictionary()
 
 
-_places: WeakKeyDictionary[ToolExecutor, Places] = WeakKeyDictionary()
+def _place_of(executor: ToolExecutor, asked: Asked) -> Place | None:
+    """Return the place of a call, taken with those of the whole turn when its first call came; None for the next one.
 
-
-def places_of(executor: ToolExecutor) -> Places:
-    """Return the turns of an executor; call this in its event loop."""
-    return _places.setdefault(executor, Places())
+    It is called in the event loop of the executor.
+    """
+    known, message = _turns.setdefault(executor, OrderedDict()), id(asked.message)
+    turn = known.get(message)
+    if turn is None or turn.has_claimed(asked.id):
+        if turn is not None:
+            turn.leave()
+        turn = known[message] = _Turn(executor, asked)
+        known.move_to_end(message)
+        if len(known) > _MOST_TURNS:
+            known.popitem(last=False)[1].leave()
+    return turn.claim(asked.id)
 
 
 MAX_TURNS = 12
@@ -268,7 +262,7 @@ def turns(most: int) -> Iterator[bool]:
 
 async def _run(executor: ToolExecutor, wanted: ModelCall, observer: Observer | None, place: Asked | Place | None) -> Outcome:
     if isinstance(place, Asked):
-        place = places_of(executor).claim(executor, place)
+        place = _place_of(executor, place)
     # Without an observer no person sees a question, so handlers may not ask one.
     turn = executor.turn([wanted], streaming=observer is not None, places=() if place is None else (place,))
     if observer is not None:
