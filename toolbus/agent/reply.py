@@ -54,18 +54,15 @@ class Chunk(msgspec.Struct):
     usage: Any = None
 
 
-class _PartialCall:
-    """A tool call whose arguments are still arriving."""
+class _PartialCall(msgspec.Struct):
+    """A tool call whose arguments are still arriving; the provider's own fields of it and of its function are in ``more…``."""
 
-    __slots__ = ("arguments", "id", "index", "more", "more_of_function", "name")
-
-    def __init__(self, index: int | None) -> None:
-        self.index = index
-        self.id = self.name = ""
-        self.arguments: list[str] = []
-        # Fields of the provider's own.
-        self.more: dict[str, Any] = {}
-        self.more_of_function: dict[str, Any] = {}
+    index: int | None
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = []
+    more: dict[str, Any] = {}
+    more_of_function: dict[str, Any] = {}
 
 
 class _Speech:

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Collection
 from functools import cached_property
 
+import msgspec
 from starlette.requests import HTTPConnection
 
 from toolbus.bus import telemetry
@@ -28,14 +29,11 @@ OTHER = "_OTHER"
 """Stands for tools that are not known, and for those that have no metrics of their own."""
 
 
-class Durations:
+class Durations(msgspec.Struct):
     """The durations of one tool's calls with one outcome."""
 
-    __slots__ = ("buckets", "seconds")
-
-    def __init__(self) -> None:
-        self.buckets = [0] * (len(BUCKETS) + 1)
-        self.seconds = 0.0
+    buckets: list[int] = msgspec.field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
+    seconds: float = 0.0
 
     @property
     def count(self) -> int:
