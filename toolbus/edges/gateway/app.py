@@ -76,13 +76,7 @@ OPERATIONS = (
         problems=(503,),
     ),
     Operation(
-        "DELETE",
-        "/v1/groups/{id:path}",
-        tools.delete_group,
-        "Delete a group",
-        may=("operate",),
-        statuses=(204,),
-        problems=(404, 422, 503),
+        "DELETE", "/v1/groups/{id:path}", tools.delete_group, "Delete a group", may=("operate",), statuses=(204,), problems=(404, 422, 503)
     ),
     Operation("GET", "/tools", tools.everything, "All runtimes, groups and tools", answers=tools.Platform),
     Operation(
