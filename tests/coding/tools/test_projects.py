@@ -43,7 +43,7 @@ async def test_commands_run_in_the_project(tools: ToolRegistry, project: str, pl
     """The project's own Python runs, and what is printed and how it ended is told."""
     await tools.execute("write_file", {"path": "stitcher/main.py", "content": "import sys; print(sys.prefix); sys.exit(3)"})
     result = await run(tools, "python main.py")
-    assert result.output.startswith(f"{place.path}/stitcher/.venv\n\n[exit status 3, ")
+    assert result.output.startswith(f"{place.files.path}/stitcher/.venv\n\n[exit status 3, ")
     assert (result.data["status"], result.data["ended"]) == (3, "")
     assert "version_info" not in (await run(tools, "uv run python -c 'import sys; print(sys.prefix)'")).output
     assert (await run(tools, "uv run python -c 'print(6 * 7)'")).output.startswith("42\n")

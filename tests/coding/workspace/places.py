@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from subprocess import run
 
 import pytest
 
 from toolbus.platform.coding.files import WorkspaceOptions
-from toolbus.platform.coding.workspace import Workspace
+from toolbus.platform.coding.workspace import Finished, Workspace
 
 
 def workspace(folder: Path, task: str = "create_00000001", **options: object) -> Workspace:
@@ -27,4 +27,13 @@ def needs_namespaces() -> None:
 @cache
 def _can_confine() -> bool:
     words = ["unshare", "--user", "--map-current-user", "--pid", "--mount", "--net", "--fork", "true"]
-    return sys.platform == "linux" and run(words, capture_output=True, check=False).returncode == 0
+    return sys.platform == "linux" and subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+async def run(place: Workspace, words: list[str], folder: str = "", seconds: float = 0.0) -> Finished:
+    """Run a program in a workspace to its end; cancelling it ends the program."""
+    program = await place.start(words, folder=folder, seconds=seconds)
+    try:
+        return await program.finished()
+    finally:
+        await program.end()

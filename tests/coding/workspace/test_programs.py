@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.coding.workspace.places import needs_namespaces, workspace
+from tests.coding.workspace.places import needs_namespaces, run, workspace
 from tests.servers import eventually
 from toolbus.bus.values.results import ConfigurationError, ToolError
 from toolbus.platform.coding.workspace import Finished, Workspace
@@ -86,7 +86,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Workspace]:
 
 
 async def shell(place: Workspace, command: str, seconds: float = 60.0) -> Finished:
-    return await place.run(["/bin/sh", "-c", command], seconds=seconds)
+    return await run(place, ["/bin/sh", "-c", command], seconds=seconds)
 
 
 def traces() -> tuple[str, bool]:
@@ -109,11 +109,11 @@ def processes(text: str) -> list[int]:
 async def test_a_program_runs_in_its_folder(place: Workspace) -> None:
     """Its output, both kinds in one, and its exit status are told."""
     place.files.write("a/x.txt", b"hello\n")
-    finished = await place.run(["/bin/sh", "-c", "cat x.txt; echo problem >&2; exit 3"], folder="a")
+    finished = await run(place, ["/bin/sh", "-c", "cat x.txt; echo problem >&2; exit 3"], folder="a")
     assert (finished.output, finished.status, finished.reason) == ("hello\nproblem\n", 3, "")
-    assert (await place.run(["no-such-program"])).status == 127
+    assert (await run(place, ["no-such-program"])).status == 127
     with pytest.raises(ToolError, match="there is no"):
-        await place.run(["true"], folder="nowhere")
+        await run(place, ["true"], folder="nowhere")
 
 
 async def test_no_secret_is_in_the_environment(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ async def test_only_the_workspace_is_seen(place: Workspace, tmp_path: Path) -> N
     async with other:
         other.files.write("theirs", b"sk-1234")
     tries = [
-        f"cat {tmp_path}/secret {other.path}/theirs /etc/shadow /root/.ssh/*",
+        f"cat {tmp_path}/secret {other.files.path}/theirs /etc/shadow /root/.ssh/*",
         "echo x > /usr/bin/toolbus-x; echo x > /etc/passwd; rm -rf /usr/share/doc",
         "echo x > /proc/sys/kernel/core_pattern; echo b > /proc/sysrq-trigger",
         "ls /run /var /home /opt /mnt /sys; mount -t tmpfs none /usr; mknod /tmp/sda b 8 0 && cat /tmp/sda",
@@ -151,7 +151,7 @@ async def test_only_the_workspace_is_seen(place: Workspace, tmp_path: Path) -> N
 async def test_the_keys_of_the_worker_are_out_of_reach(place: Workspace) -> None:
     """A command begins with a session of keys of its own, which holds none."""
     keys = f"import ctypes; print(ctypes.CDLL(None).syscall({KEYCTL[os.uname().machine]}, 0, ctypes.c_int(-3), 1))"
-    first, second = (await place.run([PYTHON, "-c", keys])), (await place.run([PYTHON, "-c", keys]))
+    first, second = (await run(place, [PYTHON, "-c", keys])), (await run(place, [PYTHON, "-c", keys]))
     own = (await asyncio.to_thread(subprocess.check_output, [PYTHON, "-c", keys])).decode()
     assert len({first.output, second.output, own}) == 3
 
@@ -163,11 +163,11 @@ async def test_the_network_is_closed(place: Workspace) -> None:
         server.listen()
         port = server.getsockname()[1]
         reach = f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"
-        assert "ConnectionRefusedError" in (await place.run([PYTHON, "-c", reach])).output
+        assert "ConnectionRefusedError" in (await run(place, [PYTHON, "-c", reach])).output
         serve = f"import socket; s=socket.create_server(('127.0.0.1', {port})); print('up', flush=True); c, _ = s.accept(); c.recv(1)"
         running = await place.start([PYTHON, "-c", serve])
         await eventually(lambda: "up" in running.unread.take(), timeout=30)
-        assert (await place.run([PYTHON, "-c", reach])).status == 0
+        assert (await run(place, [PYTHON, "-c", reach])).status == 0
 
 
 async def test_the_network_is_there_when_the_deployment_says_so(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ async def test_the_network_is_there_when_the_deployment_says_so(tmp_path: Path) 
             server.bind(("127.0.0.1", 0))
             server.listen()
             reach = f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 2)"
-            assert (await place.run([PYTHON, "-c", reach])).status == 0
+            assert (await run(place, [PYTHON, "-c", reach])).status == 0
 
 
 @pytest.mark.few(4)
@@ -217,7 +217,7 @@ async def test_a_fork_bomb_is_bounded(place: Workspace) -> None:
 
 async def test_one_process_can_take_no_more_than_all(place: Workspace) -> None:
     """Memory that is asked for at once is refused, and a file can't grow beyond its limit."""
-    finished = await place.run([PYTHON, "-c", "x = bytearray(400 << 20)"])
+    finished = await run(place, [PYTHON, "-c", "x = bytearray(400 << 20)"])
     assert "MemoryError" in finished.output
     finished = await shell(place, "head -c 3000000 /dev/zero > big; wc -c < big")
     assert finished.output.split()[-1] == str(1 << 20)
@@ -261,7 +261,7 @@ async def main():
     async with Workspace({str(tmp_path)!r}, "create_1") as place:
         await (await place.start(["/bin/sh", "-c", "setsid sleep 987655 & sleep 987655"])).finished()
         print("ended", flush=True)
-        await place.run(["/bin/sh", "-c", "setsid sleep 987656 & sleep 987656"])
+        await (await place.start(["/bin/sh", "-c", "setsid sleep 987656 & sleep 987656"])).finished()
 asyncio.run(main())
 """
     worker = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
@@ -283,7 +283,7 @@ async def test_a_machine_that_can_confine_nothing_runs_nothing(tmp_path: Path, m
     monkeypatch.setattr("toolbus.platform.coding.workspace.LAUNCHER", str(hampered))
     async with workspace(tmp_path) as place:
         with pytest.raises(ToolError, match=r"can be run|lets no command be confined \(Operation not permitted\)") as raised:
-            await place.run(["true"])
+            await run(place, ["true"])
         assert raised.value.error.code == "cant_confine"
 
 
@@ -291,7 +291,7 @@ async def test_what_is_not_confined_must_be_allowed_the_network(tmp_path: Path) 
     """A deployment that lets commands be unconfined must allow them the network, too, since nothing keeps them from it."""
     async with workspace(tmp_path, confined=False) as place:
         with pytest.raises(ToolError, match="does not allow that") as raised:
-            await place.run(["true"])
+            await run(place, ["true"])
         assert raised.value.error.code == "network_open"
     async with workspace(tmp_path, confined=False, network="all") as place:
         finished = await shell(place, "echo $HOME; (setsid sleep 987657 &); sleep 0.1")

@@ -17,7 +17,7 @@ from toolbus.platform.backends.containers import RIGHTS, CliFailed, ContainerCli
 from toolbus.platform.backends.marks import LOOPBACK, Ports
 from toolbus.platform.backends.runner import CannotStart
 from toolbus.platform.coding.files import WorkspaceOptions
-from toolbus.platform.coding.workspace import MOST_PRINTED, REASONS, Finished, Program, Workspace, start_plain
+from toolbus.platform.coding.workspace import MOST_PRINTED, REASONS, Finished, Program, Workspace, process_of
 
 _INSIDE = "/workspace"
 _MARK = "TOOLBUS_RUN"
@@ -58,11 +58,7 @@ class Environment(msgspec.Struct, frozen=True):
 
 
 class ContainerProgram(Program):
-    """A command in a container.
-
-    Attributes:
-        ending: ends its processes in the container.
-    """
+    """A command in a container, all of whose processes there have ``mark`` in their environment."""
 
     cli: ContainerCli
     container: str
@@ -142,7 +138,7 @@ class Environments:
         made, cli = self._known(name), self._found()
         mark = secrets.token_hex(8)
         words = [cli.path, "exec", "--workdir", _INSIDE, "--env", f"{_MARK}={mark}", made.container, "/bin/sh", "-c", command]
-        program = await start_plain(words, cli.environment(), self._options.output, ContainerProgram)
+        program = ContainerProgram(await process_of(words, cli.environment()), self._options.output)
         program.cli, program.container, program.mark = cli, made.container, mark
         if seconds:
             program.limit(min(seconds, self._options.seconds))
@@ -194,7 +190,7 @@ class Environments:
 
     async def _start(self, made: Environment, image: str = "") -> None:
         options, cli = self._options, self._found()
-        files = self._workspace.path
+        files = self._workspace.files.path
         if any(each in files for each in ',"\n'):
             raise ToolError("the workspace's path has a character that docker's mounts can't hold", type="unavailable", code="bad_root")
         words = ["run", "--detach", "--name", made.container, "--pull", "never", "--init", "--log-driver", "none", "--restart", "no"]

@@ -11,13 +11,12 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import anyio
 import msgspec
@@ -28,6 +27,37 @@ from toolbus.platform.backends.confinement import LAUNCHER, READABLE, base_pytho
 from toolbus.platform.coding.files import Folder, WorkspaceOptions, usage
 
 
+class Unread:
+    """The output of a program since it was last read; what is not read in time is left out from its beginning.
+
+    Args:
+        most: characters that are kept.
+
+    Attributes:
+        lost: how many were left out.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._text = ""
+        self.lost = 0
+
+    def add(self, text: str) -> None:
+        """Take in text."""
+        self._text += text
+        cut = max(0, len(self._text) - self._most)
+        self.lost += cut
+        self._text = self._text[cut:]
+
+    def __str__(self) -> str:
+        return (f"[… {self.lost:,} characters left out …]\n" if self.lost else "") + self._text
+
+    def take(self) -> str:
+        """Return what came since the last time."""
+        text, self._text, self.lost = str(self), "", 0
+        return text
+
+
 class Output:
     """Takes in text, keeps at most so many characters.
 
@@ -36,58 +66,24 @@ class Output:
     """
 
     def __init__(self, most: int) -> None:
-        self._head_room = most - most // 4
-        self._most_tail = most // 4
-        self._head: list[str] = []
-        self._tail = ""
-        self._unseen = 0
+        self._head = ""
+        self._most_head = most - most // 4
+        self._tail = Unread(most // 4)
 
     def add(self, text: str) -> str:
         """Take in text; return what of it belongs to the beginning, to be passed on at once."""
-        begin = text[: self._head_room]
-        if begin:
-            self._head.append(begin)
-            self._head_room -= len(begin)
-        rest = self._tail + text[len(begin) :]
-        cut = max(0, len(rest) - self._most_tail)
-        self._unseen += cut
-        self._tail = rest[cut:]
+        begin = text[: self._most_head - len(self._head)]
+        self._head += begin
+        self._tail.add(text[len(begin) :])
         return begin
 
     @property
     def rest(self) -> str:
         """The rest after the beginning: how much is left out, and the end."""
-        gap = f"\n[… {self._unseen:,} characters left out …]\n" if self._unseen else ""
-        return gap + self._tail
+        return f"\n{self._tail}" if self._tail.lost else str(self._tail)
 
     def __str__(self) -> str:
-        return "".join(self._head) + self.rest
-
-
-class Unread:
-    """The output of a program since it was last read; what is not read in time is left out from its beginning.
-
-    Args:
-        most: characters that are kept.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._text = ""
-        self._lost = 0
-
-    def add(self, text: str) -> None:
-        """Take in text."""
-        self._text += text
-        cut = max(0, len(self._text) - self._most)
-        self._lost += cut
-        self._text = self._text[cut:]
-
-    def take(self) -> str:
-        """Return what came since the last time."""
-        gap = f"[… {self._lost:,} characters left out …]\n" if self._lost else ""
-        text, self._text, self._lost = gap + self._text, "", 0
-        return text
+        return self._head + self.rest
 
 
 _CHUNK = 65_536
@@ -104,9 +100,6 @@ REASONS = {
     "disk": "it was ended: the workspace is full ({total_bytes:,} bytes or {entries:,} entries)",
 }
 """Texts for the model about a program that was ended, by the reason."""
-
-
-Made = TypeVar("Made", bound="Program")
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -126,13 +119,18 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Program:
-    """A running program; ``start`` makes one."""
+    """A running program; ``start`` makes one.
 
-    def __init__(self, process: asyncio.subprocess.Process, report: int, output: Output, unread: Unread) -> None:
+    Args:
+        process: it.
+        most_output: characters of its output that are kept.
+        report: descriptor from which its guard's report is read, if it has one.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, most_output: int, report: int = -1) -> None:
         self._process = process
         self._report = report
-        self._output = output
-        self.unread = unread
+        self._output, self.unread = Output(most_output), Unread(most_output)
         self._began = time.monotonic()
         self._pieces: asyncio.Queue[str | None] | None = None
         self.reason = ""
@@ -217,34 +215,17 @@ class Program:
             self._take(decoder.decode(b"", final=True))
             await self._process.wait()
         finally:
-            with contextlib.suppress(OSError):
-                told = os.read(self._report, 4000).decode("utf-8", "replace").partition("\n")[0]
-                self.reason = told or self.reason
-            os.close(self._report)
+            if self._report >= 0:
+                with contextlib.suppress(OSError):
+                    told = os.read(self._report, 4000).decode("utf-8", "replace").partition("\n")[0]
+                    self.reason = told or self.reason
+                os.close(self._report)
 
     def _take(self, text: str) -> None:
         self.unread.add(text)
         begin = self._output.add(text)
         if begin and self._pieces is not None:
             self._pieces.put_nowait(begin)
-
-
-async def start_plain(words: Sequence[str], environment: Mapping[str, str], most_output: int, make: type[Made]) -> Made:
-    """Start a program of ours that is not confined, such as a command line that speaks with a daemon.
-
-    Args:
-        words: its command line.
-        environment: all that the program sees of one.
-        most_output: characters of its output that are kept.
-        make: the class of what is returned.
-
-    Raises:
-        ToolError: it can't be started.
-    """
-    reading, writing = os.pipe2(os.O_CLOEXEC)
-    os.close(writing)
-    process = await _process(words, environment, (), reading)
-    return make(process, reading, Output(most_output), Unread(most_output))
 
 
 async def start(plan: Mapping[str, Any], environment: Mapping[str, str], most_output: int, on_start: Callable[[Program], None]) -> Program:
@@ -263,15 +244,23 @@ async def start(plan: Mapping[str, Any], environment: Mapping[str, str], most_ou
     os.set_blocking(reading, False)
     words = [sys.executable, "-I", "-S", LAUNCHER, json.dumps({**plan, "parent": os.getpid(), "report": writing})]
     try:
-        process = await _process(words, environment, (writing,), reading)
+        process = await process_of(words, environment, (writing,))
+    except BaseException:
+        os.close(reading)
+        raise
     finally:
         os.close(writing)
-    program = Program(process, reading, Output(most_output), Unread(most_output))
+    program = Program(process, most_output, reading)
     on_start(program)
     return program
 
 
-async def _process(words: Sequence[str], environment: Mapping[str, str], handed: Sequence[int], report: int) -> asyncio.subprocess.Process:
+async def process_of(words: Sequence[str], environment: Mapping[str, str], handed: Sequence[int] = ()) -> asyncio.subprocess.Process:
+    """Start a process whose output and errors are one pipe; ``handed`` are descriptors that it inherits.
+
+    Raises:
+        ToolError: it can't be started.
+    """
     try:
         return await asyncio.create_subprocess_exec(
             *words,
@@ -282,12 +271,9 @@ async def _process(words: Sequence[str], environment: Mapping[str, str], handed:
             pass_fds=handed,
             start_new_session=True,
         )
-    except BaseException as error:
-        os.close(report)
-        if isinstance(error, (OSError, ValueError)):
-            reason = getattr(error, "strerror", "") or text_of(error)
-            raise ToolError(f"no program can be started here: {reason}", type="unavailable", code="cant_start") from None
-        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", "") or text_of(error)
+        raise ToolError(f"no program can be started here: {reason}", type="unavailable", code="cant_start") from None
 
 
 def cant_confine(reason: str) -> ToolError:
@@ -312,8 +298,11 @@ def environment_of(folder: Path, where: str, *, network: bool = False) -> dict[s
         where: where the program begins; a uv project's environment there is active.
         network: whether it is uv, and may reach the network.
     """
-    paths = [str(Path(find_uv()).parent), str(Path(sys.base_prefix) / "bin"), "/usr/local/bin", "/usr/bin", "/bin"]
+    virtual = Path(where) / ".venv"
+    paths = [virtual / "bin", Path(find_uv()).parent, Path(sys.base_prefix) / "bin", "/usr/local/bin", "/usr/bin", "/bin"]
     environment = {
+        "PATH": ":".join(map(str, paths)),
+        "VIRTUAL_ENV": str(virtual),
         "HOME": str(folder / "home"),
         "LANG": "C.UTF-8",
         "TERM": "dumb",
@@ -328,14 +317,9 @@ def environment_of(folder: Path, where: str, *, network: bool = False) -> dict[s
         "UV_NO_PROGRESS": "1",
     }
     if not network:
-        environment["UV_OFFLINE"] = "1"
-    virtual = Path(where) / ".venv"
-    paths.insert(0, str(virtual / "bin"))
-    environment |= {"PATH": ":".join(paths), "VIRTUAL_ENV": str(virtual)}
-    if network:
-        names = (*_NETWORK, *(name.lower() for name in _NETWORK), *_PACKAGES)
-        environment |= {name: os.environ[name] for name in names if name in os.environ}
-    return environment
+        return {**environment, "UV_OFFLINE": "1"}
+    names = (*_NETWORK, *(name.lower() for name in _NETWORK), *_PACKAGES)
+    return environment | {name: os.environ[name] for name in names if name in os.environ}
 
 
 @functools.cache
@@ -407,7 +391,7 @@ _GLANCE = 0.1
 
 
 class Workspace:
-    """The workspace of a task; use it with ``async with``, whose end ends every program. The files stay, see ``remove``.
+    """The workspace of a task; use it with ``async with``, whose end ends every program. The files stay.
 
     Args:
         root: folder of all workspaces.
@@ -434,11 +418,6 @@ class Workspace:
         self._programs: set[Program] = set()
         self._network = ClosedNetwork()
         self._watching: asyncio.Task[None] | None = None
-
-    @property
-    def path(self) -> str:
-        """Full path of the folder of its files."""
-        return self.files.path
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self._make)
@@ -467,53 +446,21 @@ class Workspace:
                 raise ConfigurationError(f"{each} is a link, not a workspace: remove it")
         self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def remove(self) -> None:
-        """Remove the folder with everything in it; it must have been left before. Blocking."""
-        # A tree can be too deep for shutil.
-        subprocess.run(["/bin/rm", "-rf", "--", str(self._folder)], capture_output=True, check=False)  # noqa: S603 - the path is ours
-
-    async def run(self, words: Sequence[str], *, folder: str = "", seconds: float = 0.0, env: Mapping[str, str] | None = None) -> Finished:
-        """Run a program to its end; cancelling it ends the program. See ``program`` for arguments and errors."""
-        async with self.program(words, folder=folder, seconds=seconds, env=env) as program:
-            return await program.finished()
-
-    @contextlib.asynccontextmanager
-    async def program(
-        self, words: Sequence[str], *, folder: str = "", seconds: float = 0.0, env: Mapping[str, str] | None = None
-    ) -> AsyncIterator[Program]:
-        """Provide a program that is ended at the exit, and after ``seconds``.
+    async def start(self, words: Sequence[str], *, folder: str = "", seconds: float = 0.0, network: bool = True) -> Program:
+        """Start a program that runs until it ends, is ended, or the workspace is left.
 
         Args:
             words: its command line; programs are looked for in the project's environment and in the system's folders.
             folder: where it begins, in the workspace; a uv project's environment there is active.
             seconds: most that it may run; 0 for the options' limit, which is the most in any case.
-            env: further environment variables.
+            network: whether it reaches the network where the workspace's commands may.
 
         Raises:
             ToolError: there is no such folder, or no program can be started.
         """
-        program = await self.start(words, folder=folder, seconds=seconds, env=env)
-        try:
-            yield program
-        finally:
-            await program.end()
-
-    async def start(
-        self,
-        words: Sequence[str],
-        *,
-        folder: str = "",
-        seconds: float = 0.0,
-        env: Mapping[str, str] | None = None,
-        network: bool = True,
-    ) -> Program:
-        """Start a program that runs until it ends, is ended, or the workspace is left; see ``program``.
-
-        Without ``network`` it reaches none, also where the workspace's commands may.
-        """
         where = await asyncio.to_thread(self.files.folder, folder)
-        environment = environment_of(self._folder, where) | dict(env or {})
-        return await self._start(words, where, environment, seconds, network=network and self.options.network == "all", write=())
+        environment = environment_of(self._folder, where)
+        return await self._start(words, where, environment, seconds, network=network and self.options.network == "all")
 
     async def run_uv(self, words: Sequence[str], *, folder: str) -> Finished:
         """Run uv itself, with its cache and, where the deployment allows it, the network. It builds nothing.
@@ -527,14 +474,21 @@ class Workspace:
         environment = environment_of(self._folder, where, network=network)
         environment |= {"UV_CACHE_DIR": str(self._cache), "UV_NO_BUILD": "1"}
         command = [find_uv(), "--no-progress", "--color", "never", *([] if network else ["--offline"]), *words]
-        program = await self._start(command, where, environment, 0.0, network=network, write=(str(self._cache),))
+        program = await self._start(command, where, environment, network=network, write=(str(self._cache),))
         try:
             return await program.finished()
         finally:
             await program.end()
 
     async def _start(
-        self, words: Sequence[str], where: str, environment: dict[str, str], seconds: float, *, network: bool, write: Sequence[str]
+        self,
+        words: Sequence[str],
+        where: str,
+        environment: dict[str, str],
+        seconds: float = 0.0,
+        *,
+        network: bool,
+        write: Sequence[str] = (),
     ) -> Program:
         options = self.options
         if sys.platform != "linux":
