@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -56,11 +56,13 @@ class Wrong(NamedTuple):
     reason: str
 
 
-class Entries(NamedTuple):
-    """A file's entries by id, in its order; a list of more than one for an id that stands there several times."""
-
-    by_id: dict[str, list[Any]]
-    wrong: list[Wrong]
+FILES: Mapping[str, tuple[str, str]] = {
+    REGISTRY: ("tool_id", "tools"),
+    SOURCES: ("tool_id", "sources"),
+    GROUPS: ("group_id", "groups"),
+    RUNTIMES: ("backend_runtime", "backend_runtimes"),
+}
+"""The files, with the field of an entry's id, and the word under which all entries may stand."""
 
 
 def load(folder: Path, file: str) -> Any:
@@ -95,19 +97,19 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def entries(document: Any, file: str, id_field: str, word: str) -> Entries:
-    """Return the entries of a file.
+def entries(document: Any, file: str, wrong: list[Wrong]) -> dict[str, list[Any]]:
+    """Return a file's entries by id, in its order; a list of more than one for an id that stands there several times.
 
     Args:
         document: the file's JSON.
-        file: its name, for what is wrong.
-        id_field: the field with an entry's id.
-        word: under which all entries may stand, such as ``tools``.
+        file: its name.
+        wrong: entries without a proper id are added to it.
 
     Raises:
         DescriptorError: it is neither a list nor an object.
     """
-    found, wrong = dict[str, list[Any]](), list[Wrong]()
+    found = dict[str, list[Any]]()
+    id_field, word = FILES[file]
     inside = unwrapped(document, word)
     if isinstance(inside, dict):
         for name, entry in inside.items():
@@ -116,7 +118,7 @@ def entries(document: Any, file: str, id_field: str, word: str) -> Entries:
                 wrong.append(Wrong(file, name, f"it stands under {name!r} and says {_told(named)} - at `$.{id_field}`"))
             else:
                 found[name] = [entry]
-        return Entries(found, wrong)
+        return found
     if not isinstance(inside, list):
         raise DescriptorError(f"{file} is neither a list nor an object of entries by id")
     for index, entry in enumerate(inside):
@@ -125,7 +127,7 @@ def entries(document: Any, file: str, id_field: str, word: str) -> Entries:
             found.setdefault(name, []).append(entry)
         else:
             wrong.append(Wrong(file, f"#{index + 1}", f"it has no {id_field} - at `$[{index}].{id_field}`"))
-    return Entries(found, wrong)
+    return found
 
 
 def unwrapped(document: Any, word: str) -> Any:
@@ -172,45 +174,35 @@ def read_folder(folder: Path) -> Found:
         ConfigurationError: none of them is there.
     """
     found = Found([], [], [])
-    tools = _entries(folder, REGISTRY, "tool_id", "tools", found)
-    sources = _entries(folder, SOURCES, "tool_id", "sources", found)
-    groups = _entries(folder, GROUPS, "group_id", "groups", found)
-    runtimes = _entries(folder, RUNTIMES, "backend_runtime", "backend_runtimes", found)
-    if tools is sources is groups is runtimes is None and not found.wrong:
+    files = {file: read for file in FILES if (read := _entries(folder, file, found)) is not None}
+    if not files and not found.wrong:
         raise ConfigurationError(f"there is none of {REGISTRY}, {SOURCES} and {GROUPS} in {str(folder)!r}")
     unreadable = SOURCES in {each.file for each in found.wrong if not each.id}
-    known = {} if sources is None else sources.by_id
-    for name, entry in _single(tools, REGISTRY, found):
-        _take(found, REGISTRY, name, partial(_tool, name, entry, known.get(name), found, unreadable=unreadable))
+    tools, sources = files.get(REGISTRY), files.pop(SOURCES, {})
+    makers: Mapping[str, Callable[[str, Any, Found], Record]] = {
+        REGISTRY: lambda name, entry, found: _tool(name, entry, sources.get(name), found, unreadable=unreadable),
+        GROUPS: _group,
+        RUNTIMES: _runtime,
+    }
+    for file, by_id in files.items():
+        for name, each in by_id.items():
+            if len(each) > 1:
+                found.wrong.append(Wrong(file, name, f"it stands there {len(each)} times"))
+            else:
+                _take(found, file, name, partial(makers[file], name, each[0], found))
     if tools is not None:
-        lost = known.keys() - tools.by_id.keys()
+        lost = sources.keys() - tools.keys()
         found.wrong.extend(Wrong(SOURCES, name, f"{REGISTRY} has no tool of this id") for name in sorted(lost))
-    for name, entry in _single(groups, GROUPS, found):
-        _take(found, GROUPS, name, partial(_group, name, entry, found))
-    for name, entry in _single(runtimes, RUNTIMES, found):
-        _take(found, RUNTIMES, name, partial(_runtime, name, entry, found))
     return found
 
 
-def _entries(folder: Path, file: str, id_field: str, word: str, found: Found) -> Entries | None:
+def _entries(folder: Path, file: str, found: Found) -> dict[str, list[Any]] | None:
     try:
         document = load(folder, file)
-        read = None if document is None else entries(document, file, id_field, word)
+        return None if document is None else entries(document, file, found.wrong)
     except DescriptorError as error:
         found.wrong.append(Wrong(file, "", str(error).removesuffix(" - at `$`")))
         return None
-    if read is not None:
-        found.wrong.extend(read.wrong)
-    return read
-
-
-def _single(read: Entries | None, file: str, found: Found) -> Iterable[tuple[str, Any]]:
-    """Yield the entries whose id stands in the file once."""
-    for name, each in ({} if read is None else read.by_id).items():
-        if len(each) > 1:
-            found.wrong.append(Wrong(file, name, f"it stands there {len(each)} times"))
-        else:
-            yield name, each[0]
 
 
 def _take(found: Found, file: str, name: str, make: Callable[[], Record]) -> None:
@@ -237,12 +229,8 @@ def _tool(name: str, entry: Any, listed: list[Any] | None, found: Found, *, unre
     own = _object(fields.pop(OWN, {}), f"$.{OWN}")
     meta = _made(ToolMeta, {"tool_id": name, **fields}, REGISTRY, name, found, "$.meta")
     if listed is None:
-        why = (
-            "the file can't be read"
-            if unreadable
-            else 'there is no source of it; expected a list, like [{"type": "local", "host_dir": "…"}]'
-        )
-        raise DescriptorError(why, path="$.sources")
+        missing = 'there is no source of it; expected a list, like [{"type": "local", "host_dir": "…"}]'
+        raise DescriptorError("the file can't be read" if unreadable else missing, path="$.sources")
     extra = {key: value for key, value in own.items() if key not in _OWN_FIELDS}
     found.ignored.extend(Wrong(REGISTRY, name, f"$.{OWN}.{key}") for key in extra)
     sources = [_source(each, f"$.sources[{index}]", name, found) for index, each in enumerate(_sources(listed))]
@@ -320,55 +308,58 @@ def write_folder(folder: Path, records: Snapshot) -> list[str]:
     Raises:
         ConfigurationError: the folder can't be written to.
     """
-    documents: dict[str, tuple[dict[str, Any], str]] = {
-        REGISTRY: ({name: _writing_tool(tool) for name, tool in records.tools.items()}, "tools"),
-        SOURCES: ({name: [_writing_source(each) for each in tool.sources] for name, tool in records.tools.items()}, "sources"),
-        GROUPS: ({name: msgspec.to_builtins(group) for name, group in records.groups.items()}, "groups"),
+    documents: dict[str, dict[str, Any]] = {
+        REGISTRY: {name: _writing_tool(tool) for name, tool in records.tools.items()},
+        SOURCES: {name: [_writing_source(each) for each in tool.sources] for name, tool in records.tools.items()},
+        GROUPS: {name: msgspec.to_builtins(group) for name, group in records.groups.items()},
     }
     if records.runtimes:
-        runtimes = {name: {"name": each.name, "description": each.description} for name, each in records.runtimes.items()}
-        documents[RUNTIMES] = ({name: {"backend_runtime": name, **each} for name, each in runtimes.items()}, "backend_runtimes")
+        documents[RUNTIMES] = {name: msgspec.structs.asdict(each) for name, each in records.runtimes.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for file, (by_id, word) in documents.items():
-            replace(folder / file, _document(folder, file, by_id, word), 0o644)
+        for file, by_id in documents.items():
+            replace(folder / file, _document(folder, file, by_id), 0o644)
     except OSError as error:
         raise ConfigurationError(f"can't write to {str(folder)!r}: {error.strerror or error}") from None
     return list(documents)
 
 
 def _writing_tool(tool: RecordedTool) -> dict[str, Any]:
-    own = {name: value for name, value in msgspec.to_builtins(tool).items() if name not in {"meta", "sources", "made_by"}}
+    own = {name: value for name, value in msgspec.to_builtins(tool).items() if name in _OWN_FIELDS - {"made_by"}}
     if tool.made_by != IMPORTED:
         own["made_by"] = tool.made_by
-    entry: dict[str, Any] = msgspec.to_builtins(tool.meta)
-    return {**entry, OWN: own} if own else entry
+    return _with_own(msgspec.to_builtins(tool.meta), own)
 
 
 def _writing_source(source: ToolSource) -> dict[str, Any]:
-    entry: dict[str, Any] = {name: getattr(source, name) for name in SOURCE_FIELDS}
-    own = {name: value for name, value in msgspec.to_builtins(source).items() if name not in entry}
+    entry = {name: getattr(source, name) for name in SOURCE_FIELDS}
+    return _with_own(entry, {name: value for name, value in msgspec.to_builtins(source).items() if name not in entry})
+
+
+def _with_own(entry: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     return {**entry, OWN: own} if own else entry
 
 
-def _document(folder: Path, file: str, by_id: Mapping[str, Any], word: str) -> bytes:
+def _document(folder: Path, file: str, by_id: Mapping[str, Any]) -> bytes:
     """Return a file's new text, in the form that it has, with entries that say the same as they stand there."""
     try:
         before = load(folder, file)
         if before is not None:
-            return _in_form((folder / file).read_bytes(), before, file, by_id, word)
+            return _in_form((folder / file).read_bytes(), before, file, by_id)
     except (DescriptorError, *DECODE_ERRORS):
         pass
     return _joined(by_id, {}, _INDENT, 1) + b"\n"
 
 
-def _in_form(old: bytes, before: Any, file: str, by_id: Mapping[str, Any], word: str) -> bytes:
+def _in_form(old: bytes, before: Any, file: str, by_id: Mapping[str, Any]) -> bytes:
     indent = found[1] if (found := _FIRST_INDENT.match(old)) else _INDENT
+    id_field, word = FILES[file]
     inside = unwrapped(before, word)
     text: bytes | msgspec.Raw = old if inside is before else msgspec.json.decode(old, type=dict[str, msgspec.Raw])[word]
     if as_list := isinstance(inside, list):
         by_id = {name: {"tool_id": name, "sources": each} if isinstance(each, list) else each for name, each in by_id.items()}
-        parts = [(_id_in(each), raw) for each, raw in zip(inside, msgspec.json.decode(text, type=list[msgspec.Raw]), strict=True)]
+        ids = [each.get(id_field) if isinstance(each, dict) else None for each in inside]
+        parts = list(zip(ids, msgspec.json.decode(text, type=list[msgspec.Raw]), strict=True))
     else:
         parts = list(msgspec.json.decode(text, type=dict[str, msgspec.Raw]).items())
     kept = {name: bytes(raw) for name, raw in parts if name in by_id and _says(_plain(raw), _plain(by_id[name]), _DEFAULTS[file])}
@@ -381,14 +372,6 @@ def _in_form(old: bytes, before: Any, file: str, by_id: Mapping[str, Any], word:
 
 def _plain(entry: Any) -> Any:
     return msgspec.json.decode(entry if isinstance(entry, msgspec.Raw) else msgspec.json.encode(entry))
-
-
-def _id_in(entry: Any) -> Any:
-    return (
-        next((entry[field] for field in ("tool_id", "group_id", "backend_runtime") if field in entry), None)
-        if isinstance(entry, dict)
-        else None
-    )
 
 
 def _says(before: Any, now: Any, defaults: Mapping[str, Any]) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -13,6 +11,7 @@ import msgspec
 from toolbus.bus.broker.protocols import ItemChange
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.tools.tool import ToolGroup
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values import pins
 from toolbus.bus.values.pins import check_prefix
 from toolbus.bus.values.results import ConfigurationError, DescriptorError, ToolbusError
@@ -125,7 +124,7 @@ class Records:
     """
 
     def __init__(self, of: Admin | ToolBus) -> None:
-        self._items = _OfBus(of) if isinstance(of, ToolBus) else _OfAdmin(of)
+        self._of = of
         self._reader = Reader()
 
     async def all(self) -> Snapshot:
@@ -134,7 +133,7 @@ class Records:
         Raises:
             BrokerError: the server could not be asked.
         """
-        return self._reader.snapshot(await self._items.items())
+        return self._reader.snapshot(await self._items())
 
     async def get(self, tool_id: str) -> RecordedTool | None:
         """Return the approved record of a tool, or None.
@@ -246,7 +245,7 @@ class Records:
             if digest and not found.startswith(digest):
                 raise ConfigurationError(f"the tool {tool_id!r} that waits has the digest {found} now, not {digest!r}; look at it again")
             made = [ItemChange(waiting, document, None), ItemChange(approved, items.get(approved), encode(tool))]
-            if self._items.decides:
+            if not isinstance(self._of, ToolBus):
                 made.append(ItemChange(pin, items.get(pin), pin_of(tool, by=by, reason=reason)))
             return made, tool
 
@@ -306,7 +305,7 @@ class Records:
         await self._change(made)
 
     async def _tool(self, key: str) -> RecordedTool | None:
-        document = (await self._items.items()).get(key)
+        document = (await self._items()).get(key)
         found = None if document is None else read(key, document)
         return found if isinstance(found, RecordedTool) else None
 
@@ -314,12 +313,26 @@ class Records:
         """Make changes of what is stored now; again when somebody else was quicker."""
         other = ""
         for _ in range(_TRIES):
-            wanted, answer = changes(await self._items.items())
-            other = await self._items.replace(wanted) if wanted else ""
+            wanted, answer = changes(await self._items())
+            other = await self._of.replace(wanted) if wanted else ""
             if not other:
                 return answer
-            await self._items.newer()
+            if isinstance(self._of, ToolBus):
+                await _newer(self._of)
         raise Conflict(f"{other} is changed by others all the time; try again")
+
+    async def _items(self) -> Mapping[str, bytes]:
+        """Return the items as they are known, with pins for an operator, who decides of them."""
+        if isinstance(self._of, ToolBus):
+            return self._of.tools.catalogue.documents.by_key
+        return {key: document for key, document in (await self._of.items()).items() if is_platform_key(key) or key.startswith(pins.KEY)}
+
+
+async def _newer(bus: ToolBus) -> None:
+    """Wait until a bus has heard of something newer, which takes a moment."""
+    catalogue = bus.tools.catalogue
+    seen = catalogue.documents.version
+    await at_most(_HEARD, catalogue.wait(lambda: catalogue.documents.version != seen))
 
 
 def _waiting(items: Mapping[str, bytes], tool_id: str) -> bytes:
@@ -333,48 +346,3 @@ def _stored(documents: Mapping[str, bytes], items: Mapping[str, bytes]) -> tuple
     differing = {key: document for key, document in documents.items() if items.get(key) != document}
     words = {key: "unchanged" if key not in differing else "changed" if key in items else "new" for key in documents}
     return [ItemChange(key, items.get(key), document) for key, document in differing.items()], words
-
-
-class _OfAdmin:
-    """The registry's items as an operator changes them; ``decides`` says that pins are among them."""
-
-    decides = True
-
-    def __init__(self, admin: Admin) -> None:
-        self._admin = admin
-
-    async def items(self) -> Mapping[str, bytes]:
-        """Return the items by key."""
-        return {key: document for key, document in (await self._admin.items()).items() if is_platform_key(key) or key.startswith(pins.KEY)}
-
-    async def replace(self, changes: Sequence[ItemChange]) -> str:
-        """Change items at once, if all are what was expected; return the key of one that is another, and then nothing has changed."""
-        return await self._admin.replace(changes)
-
-    async def newer(self) -> None:
-        """Return at once, since every look at the server is a new one."""
-
-
-class _OfBus:
-    """The platform's items that a bus has heard of."""
-
-    decides = False
-
-    def __init__(self, bus: ToolBus) -> None:
-        self._bus = bus
-
-    async def items(self) -> Mapping[str, bytes]:
-        """Return the items by key."""
-        return self._bus.tools.catalogue.documents.by_key
-
-    async def replace(self, changes: Sequence[ItemChange]) -> str:
-        """Change items at once, if all are what was expected; return the key of one that is another, and then nothing has changed."""
-        return await self._bus.replace(changes)
-
-    async def newer(self) -> None:
-        """Wait until ``items`` may return something newer."""
-        catalogue = self._bus.tools.catalogue
-        seen = catalogue.documents.version
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_HEARD):
-                await catalogue.wait(lambda: catalogue.documents.version != seen)

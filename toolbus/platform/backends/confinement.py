@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from toolbus.platform.backends.runner import CannotStart
+from toolbus.platform.backends.runner import CannotStart, impossible
 from toolbus.platform.records import RecordedTool, ToolSource
 from toolbus.platform.review import CONFINED_MEMORY, CONFINED_PROCESSES
 
@@ -96,7 +96,7 @@ class Confinement:
         plan = _plan(words, self._root.name, [folder, *read[1:]], _bytes_of(source.memory or CONFINED_MEMORY))
         plan["user"] = 0 if os.geteuid() else _FIRST_USER + zlib.crc32(tool.tool_id.encode()) % _USERS
         if plan["user"] and not os.stat(folder).st_mode & stat.S_IXOTH:  # noqa: PTH116 - it is a text
-            raise CannotStart(f"its program runs as a user of its own, who can't read its folder: `chmod -R a+rX {folder}`", permanent=True)
+            raise impossible(f"its program runs as a user of its own, who can't read its folder: `chmod -R a+rX {folder}`")
         plan["folder"] = folder
         if source.network != "host":
             plan["relay"] = (listen, port)
@@ -180,5 +180,5 @@ def _plan(words: Sequence[str], root: str, read: Sequence[str], memory: int) -> 
 def _bytes_of(text: str) -> int:
     found = _MEMORY.fullmatch(text)
     if found is None:
-        raise CannotStart(f"memory is {text[:80]!r}: give a number with b, k, m or g, like 512m", permanent=True)
+        raise impossible(f"memory is {text[:80]!r}: give a number with b, k, m or g, like 512m")
     return int(found[1]) * _UNITS[found[2].lower()]

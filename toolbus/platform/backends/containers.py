@@ -11,18 +11,18 @@ import shutil
 import socket
 import stat
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.bus.values.secrets import harmless, value_of
+from toolbus.bus.values.secrets import harmless
 from toolbus.platform.backends import marks, program
 from toolbus.platform.backends.marks import LOOPBACK
-from toolbus.platform.backends.runner import CannotStart, Line
-from toolbus.platform.checks import FORMS, VARIABLE
+from toolbus.platform.backends.runner import CannotStart, Line, impossible, variables_of
+from toolbus.platform.checks import FORMS
 from toolbus.platform.documents import digest_of_folder
 from toolbus.platform.records import ToolSource
 
@@ -71,12 +71,9 @@ class ContainerCli:
             CannotStart: neither is installed.
         """
         for name in PROGRAMS:
-            path = shutil.which(name)
-            if path:
+            if path := shutil.which(name):
                 return cls(path)
-        raise CannotStart(
-            "neither docker nor podman is installed on this host: install one, or give the source the label of another host", permanent=True
-        )
+        raise impossible("neither docker nor podman is installed on this host: install one, or give the source the label of another host")
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the variables of its process: those that say where the daemon is, and ``more``."""
@@ -96,7 +93,17 @@ class ContainerCli:
         Raises:
             CliFailed: it failed, or took too long.
         """
-        process = await self._process(words, asyncio.subprocess.PIPE, more)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(self.path, *words),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self.environment(more),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise CliFailed(f"{self.path} can't be run: {error.strerror}") from None
         try:
             async with asyncio.timeout(within):
                 out, said = await process.communicate()
@@ -106,8 +113,7 @@ class ContainerCli:
         finally:
             await _end(process)
         if process.returncode:
-            text = said.decode("utf-8", "replace").strip()
-            raise self.failure(words[0], text)
+            raise self.failure(words[0], said.decode("utf-8", "replace").strip())
         return out[:_MOST_ANSWER].decode("utf-8", "replace").strip()
 
     async def follow(self, *words: str, within: float, line: Line) -> None:
@@ -133,8 +139,7 @@ class ContainerCli:
             if running.code is None:
                 await asyncio.shield(asyncio.ensure_future(running.kill()))
         if running.code:
-            text = "\n".join(last)
-            raise self.failure(words[0], text)
+            raise self.failure(words[0], "\n".join(last))
 
     async def inspect(self, *names: str) -> list[dict[str, Any]]:
         """Return what is known of containers; those that are gone are left out.
@@ -168,19 +173,6 @@ class ContainerCli:
         said = " / ".join(lines) or "it said nothing"
         return CliFailed(f"{self.name} {command} failed: {said if len(said) <= _MOST_ERROR else said[: _MOST_ERROR - 1] + '…'}", text)
 
-    async def _process(self, words: Sequence[str], out: int, more: Mapping[str, str] | None) -> asyncio.subprocess.Process:
-        try:
-            return await asyncio.create_subprocess_exec(
-                *(self.path, *words),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=out,
-                stderr=asyncio.subprocess.PIPE,
-                env=self.environment(more),
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise CliFailed(f"{self.path} can't be run: {error.strerror}") from None
-
     def _has_buildx(self) -> bool:
         places = (Path.home() / ".docker", Path("/usr/local/lib/docker"), Path("/usr/lib/docker"), Path("/usr/libexec/docker"))
         return any((place / "cli-plugins" / "docker-buildx").exists() for place in places)
@@ -206,15 +198,13 @@ RIGHTS = (
 _MOST_ENTRIES = 20_000
 
 # Whoever can write there, or speak with a daemon there, is the machine's master.
-_MASTERFUL = tuple(
-    Path(each) for each in (*("/proc", "/sys", "/dev", "/boot", "/etc", "/run", "/root/.ssh", "/var/lib/docker", "/var/lib/containers"),)
-)
+_MASTERFUL = tuple(map(Path, ("/proc", "/sys", "/dev", "/boot", "/etc", "/run", "/root/.ssh", "/var/lib/docker", "/var/lib/containers")))
 
 # Everybody's files.
 _TOO_WIDE = frozenset({Path("/"), Path("/home"), Path("/root")})
 
 # Whoever can write there decides what the machine's programs do.
-_SYSTEM = tuple(Path(each) for each in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt"))
+_SYSTEM = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt")))
 
 
 class Ports(msgspec.Struct, frozen=True):
@@ -242,7 +232,7 @@ def ports_of(source: ToolSource, free: int) -> Ports:
         CannotStart: the source's ports can't be had.
     """
     if source.network == "none":
-        raise CannotStart('its network is "none", so that nobody can call it: leave network empty, or use "host"', permanent=True)
+        raise impossible('its network is "none", so that nobody can call it: leave network empty, or use "host"')
     pairs = [_pair(each, free) for each in source.ports]
     inside = source.internal_port or next((container for _, container, kind in pairs if kind != "/udp"), free)
     if source.network == "host":
@@ -277,23 +267,21 @@ def create_words(
         words.append("--init")
     for label, value in labels.items():
         words += ["--label", f"{label}={value}"]
-    if source.network:
-        words += ["--network", _fitting("network", source.network)]
     for pair in ports.published:
         words += ["--publish", pair]
     for each in source.mounts:
         words += ["--mount", _mount(each, source.host_dir)]
-    if source.gpus:
-        words += ["--gpus", _fitting("gpus", source.gpus)]
+    for field in ("network", "gpus", "memory"):
+        if value := getattr(source, field):
+            words += [f"--{field}", _fitting(field, value)]
     if source.memory:
-        memory = _fitting("memory", source.memory)
-        words += ["--memory", memory, "--memory-swap", memory]
+        words += ["--memory-swap", source.memory]
     if source.cpus < 0:
-        raise CannotStart(f"cpus is {source.cpus:g}: give a number above 0, like 1.5", permanent=True)
+        raise impossible(f"cpus is {source.cpus:g}: give a number above 0, like 1.5")
     if source.cpus:
         words += ["--cpus", f"{source.cpus:g}"]
     taken = cli.environment()
-    variables = {"PORT": str(ports.inside), **_variables(source)}
+    variables = {"PORT": str(ports.inside), **variables_of(source)}
     for variable, value in variables.items():
         # Without a value, the command line takes the value of its own variable, which no list of processes shows.
         words += ["--env", f"{variable}={value}" if variable in taken else variable]
@@ -311,23 +299,11 @@ def image_of(source: ToolSource, tool_id: str) -> str:
     return _fitting("image", source.image)
 
 
-def _variables(source: ToolSource) -> dict[str, str]:
-    for name in source.env:
-        if not VARIABLE.fullmatch(name):
-            raise CannotStart(f"env is {name[:80]!r}: give letters, digits and _", permanent=True)
-    try:
-        return {name: value_of(value) for name, value in source.env.items()}
-    except ConfigurationError as error:
-        raise CannotStart(str(error), permanent=True) from None
-
-
 def _pair(text: str, free: int) -> tuple[int, int, str]:
     found = _PORT.fullmatch(text)
     host, container = (int(found[1] or 0), int(found[2])) if found else (0, 0)
     if found is None or not 0 < container < 65_536 or host > 65_535:
-        raise CannotStart(
-            f"the port {text[:50]!r} is none: give host:container, like 8080:80, or 0:80 for a port that is chosen", permanent=True
-        )
+        raise impossible(f"the port {text[:50]!r} is none: give host:container, like 8080:80, or 0:80 for a port that is chosen")
     return host or free, container, found[3] or ""
 
 
@@ -336,33 +312,26 @@ def _mount(text: str, folder: str) -> str:
     target, _, mode = rest.partition(":")
     shown = text[:200]
     if not source or not target.startswith("/") or mode not in {"", "ro", "rw"}:
-        raise CannotStart(
-            f"the mount {shown!r} is none: give host:container with an absolute path in the container, and :ro to only read", permanent=True
-        )
+        raise impossible(f"the mount {shown!r} is none: give host:container with an absolute path in the container, and :ro to only read")
     if any(each in text for each in ",\"'\n\r\0"):
-        raise CannotStart(f"the mount {shown!r} has a character that docker's mounts can't hold: use another path", permanent=True)
+        raise impossible(f"the mount {shown!r} has a character that docker's mounts can't hold: use another path")
     path = Path(source).expanduser()
     if not path.is_absolute():
         if not folder:
-            raise CannotStart(
-                f"the mount {shown!r} begins with no absolute path, and the source has no host_dir that it could be in", permanent=True
-            )
+            raise impossible(f"the mount {shown!r} begins with no absolute path, and the source has no host_dir that it could be in")
         path = Path(folder).expanduser() / path
     try:
         path = path.resolve(strict=True)
     except (OSError, RuntimeError):
-        raise CannotStart(f"the mount {shown!r} is not on this host: make {str(path)!r}, or change the source", permanent=True) from None
+        raise impossible(f"the mount {shown!r} is not on this host: make {str(path)!r}, or change the source") from None
     if path in _TOO_WIDE or any(path == each or path in each.parents or each in path.parents for each in _MASTERFUL):
-        raise CannotStart(f"the mount {shown!r} would give the container the machine itself: mount a folder of its own", permanent=True)
+        raise impossible(f"the mount {shown!r} would give the container the machine itself: mount a folder of its own")
     if mode != "ro" and any(path == each.resolve() for each in _SYSTEM):
-        raise CannotStart(
-            f"the mount {shown!r} would let the container change the machine: add :ro, or mount a folder of its own", permanent=True
-        )
+        raise impossible(f"the mount {shown!r} would let the container change the machine: add :ro, or mount a folder of its own")
     if (found := _socket_in(path)) is not None:
-        raise CannotStart(
-            f"the mount {shown!r} has the socket {str(found)!r}, and whoever speaks with a container engine is the machine's master: "
-            "mount a folder without sockets",
-            permanent=True,
+        raise impossible(
+            f"the mount {shown!r} has the socket {str(found)!r}, and whoever speaks with a container engine is the machine's "
+            "master: mount a folder without sockets"
         )
     return f"type=bind,source={path},target={target}" + (",readonly" if mode == "ro" else "")
 
@@ -382,14 +351,14 @@ def _socket_in(path: Path) -> Path | None:
                     elif not each.is_file() and stat.S_ISSOCK(each.stat(follow_symlinks=False).st_mode):
                         return Path(each.path)
     except OSError as error:
-        raise CannotStart(f"the mount {str(path)[:200]!r} can't be read: {error.strerror}", permanent=True) from None
+        raise impossible(f"the mount {str(path)[:200]!r} can't be read: {error.strerror}") from None
     return None
 
 
 def _fitting(field: str, value: str) -> str:
     form, wanted = FORMS[field]
     if not form.fullmatch(value):
-        raise CannotStart(f"{field} is {value[:80]!r}: give {wanted}", permanent=True)
+        raise impossible(f"{field} is {value[:80]!r}: give {wanted}")
     return value
 
 
@@ -465,8 +434,8 @@ def _inspected(folder: str) -> tuple[Path, str]:
             try:
                 return here / name, digest_of_folder(here)
             except ConfigurationError as error:
-                raise CannotStart(f"its image can't be built: {error}", permanent=True) from None
-    raise CannotStart(f"its folder {folder!r} has no Dockerfile on this host: write one, or change host_dir", permanent=True)
+                raise impossible(f"its image can't be built: {error}") from None
+    raise impossible(f"its folder {folder!r} has no Dockerfile on this host: write one, or change host_dir")
 
 
 _IN_USE = ("port is already allocated", "address already in use")

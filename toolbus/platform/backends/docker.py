@@ -20,7 +20,7 @@ from toolbus.platform.backends.containers import (
 from toolbus.platform.backends.instances import NotReady, ProgramInstance, Readiness, calls_of, held, until_ready
 from toolbus.platform.backends.marks import LOOPBACK
 from toolbus.platform.backends.marks import Ports as FreePorts
-from toolbus.platform.backends.runner import CannotStart, Line, Runner
+from toolbus.platform.backends.runner import CannotStart, Line, Runner, impossible
 from toolbus.platform.records import RecordedTool, ToolSource
 
 _NO_BRIDGE = (
@@ -71,7 +71,7 @@ class DockerRunner(Runner):
                 await until_ready("its container", container, readiness, calls, source.ready_within)
             except NotReady:
                 if ports.published and await container.is_cut_off():
-                    raise CannotStart(_NO_BRIDGE, permanent=True) from None
+                    raise impossible(_NO_BRIDGE) from None
                 raise
             if container.is_ended:
                 raise CannotStart(f"its container ended at once: {container.ending}")

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from toolbus.bus import telemetry
 from toolbus.bus.support.files import locked
-from toolbus.bus.values.results import ConfigurationError
-from toolbus.bus.values.secrets import harmless, value_of
+from toolbus.bus.values.secrets import harmless
 from toolbus.platform.backends import marks, program
 from toolbus.platform.backends.confinement import Confinement, base_python, bound
 from toolbus.platform.backends.http import HttpCalls
@@ -25,7 +24,7 @@ from toolbus.platform.backends.instances import ProgramInstance, Readiness, call
 from toolbus.platform.backends.keeper import descendants
 from toolbus.platform.backends.marks import LOOPBACK, Ports, listening
 from toolbus.platform.backends.program import Program
-from toolbus.platform.backends.runner import CannotStart, Line, Runner
+from toolbus.platform.backends.runner import CannotStart, Line, Runner, impossible, variables_of
 from toolbus.platform.records import RecordedTool, ToolSource
 
 MOST_UNUSED = 64
@@ -337,7 +336,7 @@ async def _ready(running: Program, readiness: Readiness[Program], calls: HttpCal
 def _folder(source: ToolSource) -> Path:
     folder = Path(source.host_dir).expanduser()
     if not source.host_dir or not folder.is_dir():
-        raise CannotStart(f"its folder {source.host_dir!r} is not on this host; copy it there, or change host_dir", permanent=True)
+        raise impossible(f"its folder {source.host_dir!r} is not on this host; copy it there, or change host_dir")
     return folder
 
 
@@ -348,24 +347,17 @@ def _words(source: ToolSource, folder: Path, port: int, *, is_approved: bool) ->
     if is_approved and (folder / "pyproject.toml").exists():
         # Uv would write a lock file, and the code would not be what was approved any more.
         if not (folder / "uv.lock").exists():
-            raise CannotStart(
-                "its code was approved without uv.lock, which says what it is made of: run `uv lock`, and record it anew", permanent=True
-            )
+            raise impossible("its code was approved without uv.lock, which says what it is made of: run `uv lock`, and record it anew")
         options = ["--frozen"]
     try:
         import uv  # noqa: PLC0415 - only projects need it
     except ImportError:
-        raise CannotStart(
-            "uv is not installed on this host; install toolbus[platform], or give the source a command", permanent=True
-        ) from None
+        raise impossible("uv is not installed on this host; install toolbus[platform], or give the source a command") from None
     return [os.fsdecode(uv.find_uv_bin()), "run", *options, "python", "main.py", "--port", str(port)]
 
 
 def _environment(source: ToolSource) -> dict[str, str]:
-    try:
-        own = {name: value_of(value) for name, value in source.env.items()}
-    except ConfigurationError as error:
-        raise CannotStart(str(error), permanent=True) from None
+    own = variables_of(source)
     kept = {name: os.environ[name] for name in _OF_UV if name in os.environ}
     # Output in a pipe would come in blocks, long after it was written.
     return {**harmless(), **kept, "PYTHONUNBUFFERED": "1", "HOST": LOOPBACK, **own}

@@ -15,7 +15,7 @@ from toolbus.bus.values.results import ConfigurationError, ToolError, ToolResult
 from toolbus.bus.values.secrets import value_of
 from toolbus.platform.backends.api import ApiSender, Authorization, Resolver, allows, not_allowed
 from toolbus.platform.backends.http import Endpoint, HttpCalls
-from toolbus.platform.backends.runner import CannotStart, Instance, Line, Output, Runner
+from toolbus.platform.backends.runner import CannotStart, Instance, Line, Output, Runner, impossible
 from toolbus.platform.checks import check_url
 from toolbus.platform.records import RecordedTool, ToolSource
 
@@ -90,7 +90,7 @@ class RemoteRunner(Runner):
             headers, query = _pairs(source.headers, authorization.headers), _pairs(source.query, authorization.query)
             headers(), query()
         except (ConfigurationError, ToolError) as error:
-            raise CannotStart(str(error), permanent=True) from None
+            raise impossible(str(error)) from None
         endpoint = Endpoint(
             base=base,
             method=source.http_method.upper(),

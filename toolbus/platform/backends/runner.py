@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from toolbus.bus.values.results import Blob, Progress, ToolbusError, ToolResult
+from toolbus.bus.values.results import Blob, ConfigurationError, Progress, ToolbusError, ToolResult
+from toolbus.bus.values.secrets import value_of
+from toolbus.platform.checks import VARIABLE
 from toolbus.platform.records import RecordedTool, ToolSource
 
 Line = Callable[[str], None]
@@ -33,6 +35,26 @@ class CannotStart(ToolbusError):
     def __init__(self, message: str, *, permanent: bool = False) -> None:
         self.permanent = permanent
         super().__init__(message)
+
+
+def impossible(message: str) -> CannotStart:
+    """Return the error of a source that can't be started until somebody changes the record, the folder or the host."""
+    return CannotStart(message, permanent=True)
+
+
+def variables_of(source: ToolSource) -> dict[str, str]:
+    """Return the environment variables that a source names, with their values.
+
+    Raises:
+        CannotStart: one has a name that is none, or no value at this host.
+    """
+    for name in source.env:
+        if not VARIABLE.fullmatch(name):
+            raise impossible(f"env is {name[:80]!r}: give letters, digits and _")
+    try:
+        return {name: value_of(value) for name, value in source.env.items()}
+    except ConfigurationError as error:
+        raise impossible(str(error)) from None
 
 
 class Instance(ABC):

@@ -27,7 +27,7 @@ from toolbus.bus.values.envelope import new_run
 from toolbus.bus.values.results import BrokerError, ConfigurationError, ToolbusError
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.worker import Worker
-from toolbus.platform.backends.runner import CannotStart, Instance, Line, Runner
+from toolbus.platform.backends.runner import CannotStart, Instance, Line, Runner, impossible
 from toolbus.platform.documents import check_locked, digest_of_folder
 from toolbus.platform.host.pool import Pool, ServedTools
 from toolbus.platform.records import RecordedTool, SourceType, ToolRoute, ToolSource
@@ -243,12 +243,11 @@ async def check_code(tool: RecordedTool, source: ToolSource) -> None:
     try:
         found = await asyncio.to_thread(digest_of_folder, source.host_dir)
     except ConfigurationError as error:
-        raise CannotStart(str(error), permanent=True) from None
+        raise impossible(str(error)) from None
     if found != tool.code:
-        raise CannotStart(
+        raise impossible(
             f"the code in {source.host_dir} is not what was approved (digest {found[:_SHOWN]}…, approved {tool.code[:_SHOWN]}…);"
-            f" put the approved code back, or record and approve this one",
-            permanent=True,
+            f" put the approved code back, or record and approve this one"
         )
     if source.type == "local":
         try:

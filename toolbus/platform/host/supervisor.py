@@ -11,7 +11,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.support.display import one_line
 from toolbus.bus.support.safe_text import described
 from toolbus.bus.telemetry.background import keep_running
-from toolbus.platform.backends.runner import CannotStart, Instance, Line, Runner
+from toolbus.platform.backends.runner import CannotStart, Instance, Line, Runner, impossible
 from toolbus.platform.host import members as losses
 from toolbus.platform.host.members import Member, Places, Timing
 from toolbus.platform.records import RecordedTool, Running, SourceType, State, ToolSource
@@ -158,7 +158,7 @@ class Starter(NamedTuple):
         """Return an instance of a source, or why there is none."""
         runner = self.runners.get(source.type)
         if runner is None:
-            return CannotStart(f"this host can't run sources of the type {source.type!r}", permanent=True)
+            return impossible(f"this host can't run sources of the type {source.type!r}")
         within = source.ready_within + self.timing.start_within
         try:
             async with asyncio.timeout(within):
