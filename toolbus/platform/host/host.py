@@ -22,6 +22,7 @@ from toolbus.bus.broker.held.routes import MOST_LINES
 from toolbus.bus.broker.protocols import HostId
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.support.safe_text import described
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.envelope import new_run
 from toolbus.bus.values.results import BrokerError, ConfigurationError, ToolbusError
@@ -101,12 +102,9 @@ class HostLease:
     async def run(self) -> None:
         """Renew until cancelled."""
         while True:
-            try:
-                async with asyncio.timeout(self._lease / _A_LEASE * random.uniform(0.8, 1.0)):  # noqa: S311 - jitter
-                    await self._news.wait()
+            await at_most(self._lease / _A_LEASE * random.uniform(0.8, 1.0), self._news.wait())  # noqa: S311 - jitter
+            if self._news.is_set():
                 await asyncio.sleep(_GATHERED_FOR)
-            except TimeoutError:
-                pass
             await self.renew()
 
     async def renew(self) -> None:
@@ -329,16 +327,6 @@ def may_run(source: ToolSource, labels: Collection[str]) -> bool:
     return not source.hosts or not set(source.hosts).isdisjoint(labels)
 
 
-def may_serve(record: RecordedTool, labels: Collection[str]) -> bool:
-    """Return whether a host with these labels may serve a tool: it is active, and one of its sources may run there."""
-    return record.meta.status == "active" and any(may_run(source, labels) for source in record.sources)
-
-
-def to_serve(records: Mapping[str, RecordedTool], labels: Collection[str]) -> dict[str, RecordedTool]:
-    """Return the tools that a host with these labels may serve, by id."""
-    return {tool: record for tool, record in records.items() if may_serve(record, labels)}
-
-
 # Seconds for telling the server that this host is gone.
 _LEAVING = 3.0
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -433,8 +421,8 @@ class Host:
             on_drain()
 
         serving = asyncio.create_task(self.worker.run(ready.set, drains, on_connect=on_connect), name="toolbus-host-worker")
-        beside = [asyncio.create_task(self._after(ready, serving, on_open), name="toolbus-host")]
-        beside += [
+        beside = [
+            asyncio.create_task(self._after(ready, on_open), name="toolbus-host"),
             asyncio.create_task(keep_running("host-lease", self._lease.run, every=self._settings.lease / 3), name="toolbus-host-lease"),
             asyncio.create_task(keep_running("host-output", self._output.run, every=0), name="toolbus-host-output"),
         ]
@@ -453,13 +441,12 @@ class Host:
             if not task.cancelled():
                 task.result()
 
-    async def _after(self, ready: asyncio.Event, serving: asyncio.Task[None], on_open: Callable[[], object] | None) -> None:
+    async def _after(self, ready: asyncio.Event, on_open: Callable[[], object] | None) -> None:
         """Follow the records once the worker is open."""
         await ready.wait()
         await self._runners.clean()
         telemetry.log.info("host.serving", host=self.id, labels=sorted(self._labels))
-        follow = partial(self._follow, on_open)
-        await keep_running("host-records", follow, every=0)
+        await keep_running("host-records", partial(self._follow, on_open), every=0)
 
     async def _stop(self) -> None:
         """Stop the programs, and tell that this host is gone."""
@@ -489,11 +476,8 @@ class Host:
                     on_open()
                     on_open = None
                 # Names of others become free without a change of the records.
-                async with asyncio.timeout(self._settings.lease if self._refused else None):
-                    await self._look.wait()
-                again = False
-            except TimeoutError:
-                again = True
+                await at_most(self._settings.lease if self._refused else None, self._look.wait())
+                again = not self._look.is_set()
             finally:
                 watching.cancel()
 
@@ -509,7 +493,12 @@ class Host:
         return self._records.version, frozenset(tool for tool in alone if tool in self._bus.services)
 
     def _may_serve(self) -> dict[str, RecordedTool]:
-        return to_serve(self._records.snapshot().tools, self._labels)
+        """Return the tools that this host may serve, by id: those that are active, and have a source that may run here."""
+        return {
+            tool: record
+            for tool, record in self._records.snapshot().tools.items()
+            if record.meta.status == "active" and any(may_run(source, self._labels) for source in record.sources)
+        }
 
     async def _settle(self, *, again: bool) -> None:
         """Begin, revise and end services until they are what is recorded; ``again`` also those that were refused."""

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from toolbus.bus import telemetry
 from toolbus.bus.support.display import one_line
 from toolbus.bus.support.safe_text import described
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.platform.backends.runner import CannotStart, Instance, Line, Runner, impossible
 from toolbus.platform.host import members as losses
@@ -279,12 +280,7 @@ class Watch:
     async def _wait(self) -> None:
         """Wait until there is something to look at."""
         when, look = min(self._check, self._settles, self._idle_at(), self._given_up.due), self._member.look
-        try:
-            # A timer may fire by the clock's resolution too early.
-            async with asyncio.timeout_at(None if when == _NEVER else when + _RESOLUTION):
-                await look.wait()
-        except TimeoutError:
-            pass
+        await _until(when, look)
         look.clear()
         if self._loop.time() >= self._settles:
             self._settles = _NEVER
@@ -346,6 +342,11 @@ class Watch:
             await asyncio.wait({check})
 
 
+async def _until(when: float, look: asyncio.Event) -> None:
+    """Wait until a time, or until there is something to look at; a timer may fire by the clock's resolution too early."""
+    await at_most(None if when == _NEVER else when - asyncio.get_running_loop().time() + _RESOLUTION, look.wait())
+
+
 def _text_of(task: asyncio.Task[str]) -> str:
     """Return what a task that is done has returned, or what it raised, as text."""
     if task.cancelled():
@@ -401,7 +402,7 @@ class Supervisor:
             return "starting"
         if self._starts.given_up:
             return "failed"
-        return "stopped" if self._due() is None else "starting"
+        return "stopped" if self._due() == _NEVER else "starting"
 
     def open(self) -> None:
         """Begin to start instances."""
@@ -439,29 +440,22 @@ class Supervisor:
 
     async def _until_due(self) -> None:
         """Wait until an instance is to be started."""
-        while True:
-            due = self._due()
-            if due is not None and due <= self._loop.time():
-                return
+        while (due := self._due()) > self._loop.time():
             self._look.clear()
-            try:
-                async with asyncio.timeout_at(None if due is None else due + _RESOLUTION):
-                    await self._look.wait()
-            except TimeoutError:
-                continue
+            await _until(due, self._look)
 
-    def _due(self) -> float | None:
-        """Return when the next instance is to be started, in the loop's time; None when none is."""
+    def _due(self) -> float:
+        """Return when the next instance is to be started, in the loop's time."""
         how, running, present = self._how, self._places.running, len(self._places.members)
         if not self.is_open or present >= max(1, how.instances, how.keep_warm):
-            return None
+            return _NEVER
         since = self._places.waiting_since
         if len(running) < how.keep_warm or (not running and (self._owed or since is not None)):
             return self._starts.due
         if since is not None and present < how.instances and not any(member.suspected for member in running):
             # A short wait is cheaper than another instance.
             return max(self._starts.due, since + self._timing.patience)
-        return None
+        return _NEVER
 
     async def _start(self) -> Member | None:
         """Start one instance, and give places at it to those who wait; tell them when that fails."""
