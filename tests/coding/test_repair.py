@@ -32,11 +32,11 @@ def call(outcome: str = "succeeded", error: str = "", ended: float = 100.0) -> R
 def test_a_tool_has_failed_when_every_host_has_given_it_up() -> None:
     """One host that can run it is enough."""
     failed = ToolRoute(tool_id="stitch", state="failed", last_error="it ended with 1")
-    assert failed_everywhere(TOOL, []) is None
-    assert failed_everywhere(TOOL, [failed, msgspec.structs.replace(failed, tool_id="other", state="running")]).why.endswith(
+    assert failed_everywhere(TOOL, [], []) is None
+    assert failed_everywhere(TOOL, [failed, msgspec.structs.replace(failed, tool_id="other", state="running")], []).why.endswith(
         "it ended with 1"
     )
-    assert failed_everywhere(TOOL, [failed, msgspec.structs.replace(failed, state="stopped")]) is None
+    assert failed_everywhere(TOOL, [failed, msgspec.structs.replace(failed, state="stopped")], []) is None
 
 
 def test_a_share_of_calls_that_fail_by_the_tools_own_fault_counts() -> None:

@@ -16,7 +16,7 @@ from toolbus.bus.broker.admin import Admin
 from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
-from toolbus.platform.catalogue import CatalogueSync, CatalogueUnavailable, Item, catalogue_at, match_group, match_tool, synchronise
+from toolbus.platform.catalogue import CatalogueUnavailable, Item, catalogue_at, match_group, match_tool, synchronise, synchronise_after
 from toolbus.platform.records import ToolMeta
 from toolbus.platform.store import Records
 
@@ -149,7 +149,7 @@ async def test_a_catalogue_that_is_down_is_told(records: Records, tmp_path: Path
     catalogue = catalogue_at("http://127.0.0.1:9/api" if state == "no server" else str(path))
     with pytest.raises(CatalogueUnavailable, match="catalogue"):
         await synchronise(records, catalogue)
-    assert await CatalogueSync(records, catalogue)(recorded()) is None
+    assert await synchronise_after(records, catalogue, recorded()) is None
     assert (await records.all()).tools["image_stitcher"] == recorded()
 
 

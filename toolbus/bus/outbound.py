@@ -99,7 +99,7 @@ def failure(request: str, answer: Answer) -> ErrorInfo:
     )
 
 
-def decoded(body: bytes) -> Any:
+def decoded(body: bytes | str) -> Any:
     """Return the value that JSON text stands for; None when it can't be read."""
     try:
         return msgspec.json.decode(body)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -295,7 +296,8 @@ class FileCatalogue:
                     inside = document.get(ITEMS, document) if isinstance(document, dict) else document
                     key: Any = int(place[1:]) - 1 if isinstance(inside, list) else place
                     inside[key] = {**inside[key], **item.linked()}
-                    self._write(document)
+                    mode = self._path.stat().st_mode & 0o777
+                    replace(self._path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n", mode)
                     return
             raise CatalogueUnavailable(f"{str(self._path)!r} has no item {item.slug!r} any more")
 
@@ -306,11 +308,6 @@ class FileCatalogue:
             if len(data) > _MOST_FILE:
                 raise CatalogueUnavailable(f"the catalogue {str(self._path)!r} is over the limit of {_MOST_FILE:,} bytes")
             return msgspec.json.decode(data)
-
-    def _write(self, document: Any) -> None:
-        with self._errors("written"):
-            mode = self._path.stat().st_mode & 0o777
-            replace(self._path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n", mode)
 
     @contextlib.contextmanager
     def _errors(self, done: str) -> Iterator[None]:
@@ -413,30 +410,23 @@ def configured(environ: Mapping[str, str]) -> Catalogue | None:
     return catalogue_at(place, environ.get(TOKEN, "")) if place else None
 
 
-class CatalogueSync:
-    """Synchronises after a registration; call it with anything. A catalogue that is down is logged, and keeps nothing from going on."""
-
-    def __init__(self, records: Records, catalogue: Catalogue) -> None:
-        self._records = records
-        self._catalogue = catalogue
-
-    async def __call__(self, _: object = None) -> Report | None:
-        """Synchronise; None when it could not be done."""
-        try:
-            report = await synchronise(self._records, self._catalogue)
-        except ToolbusError as error:
-            telemetry.log.warning("catalogue.failed", error=str(error))
-            return None
-        for each in report.changes:
-            telemetry.log.info("catalogue.connected", slug=each.slug, kind=each.kind, id=each.id, why=each.why)
-        return report
+async def synchronise_after(records: Records, catalogue: Catalogue, _: RecordedTool) -> Report | None:
+    """Synchronise after a registration; a catalogue that is down is logged, keeps nothing from going on, and gives None."""
+    try:
+        report = await synchronise(records, catalogue)
+    except ToolbusError as error:
+        telemetry.log.warning("catalogue.failed", error=str(error))
+        return None
+    for each in report.changes:
+        telemetry.log.info("catalogue.connected", slug=each.slug, kind=each.kind, id=each.id, why=each.why)
+    return report
 
 
-def hook_of(records: Records, environ: Mapping[str, str]) -> CatalogueSync | None:
+def hook_of(records: Records, environ: Mapping[str, str]) -> Callable[[RecordedTool], Awaitable[Report | None]] | None:
     """Return what runs after a registration, if the environment names a catalogue.
 
     Raises:
         ConfigurationError: what it names can't be used.
     """
     catalogue = configured(environ)
-    return None if catalogue is None else CatalogueSync(records, catalogue)
+    return None if catalogue is None else partial(synchronise_after, records, catalogue)

@@ -90,19 +90,11 @@ def _state(tool: RecordedTool, routes: list[ToolRoute]) -> ToolState:
         return ToolState(tool.tool_id)
     best = min(routes, key=lambda route: (_RANK[route.state], route.host))
     sources = best.sources or tool.sources
-    return ToolState(
-        tool.tool_id,
-        best.state,
-        tuple(route.host for route in routes),
-        best.host,
-        best.pid,
-        best.port,
-        best.active_source,
-        sources[best.active_source].type if 0 <= best.active_source < len(sources) else "",
-        sum(route.instances for route in routes),
-        best.since,
-        best.restarts,
-        best.last_error,
+    return msgspec.structs.replace(
+        msgspec.convert(best, ToolState, from_attributes=True),
+        hosts=tuple(route.host for route in routes),
+        source=sources[best.active_source].type if 0 <= best.active_source < len(sources) else "",
+        instances=sum(route.instances for route in routes),
     )
 
 

@@ -139,7 +139,7 @@ class Streamed:
 
     async def _take(self, event: SentEvent) -> bool:
         """Pass on an event; return whether others may follow."""
-        value = _value(event.data)
+        value = decoded(event.data)
         fields = value if isinstance(value, dict) else {}
         match event.name:
             case "progress":
@@ -180,13 +180,6 @@ def _json(body: bytes, request: str) -> Any:
         return msgspec.json.decode(body)
     except DECODE_ERRORS as error:
         raise bad_answer(request, f"it says that it is JSON, and is not ({str(error)[:100]})") from None
-
-
-def _value(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except DECODE_ERRORS:
-        return None
 
 
 def _guessed(answer: Answer) -> ToolResult:

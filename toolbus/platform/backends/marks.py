@@ -63,7 +63,7 @@ def _end(is_meant: Callable[[str], bool]) -> dict[int, str]:
         if not found:
             break
         for pid in found:
-            ended.setdefault(pid, _name(pid))
+            ended.setdefault(pid, _said(pid, "comm").decode("utf-8", "replace").strip() or "?")
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
@@ -73,22 +73,22 @@ def _end(is_meant: Callable[[str], bool]) -> dict[int, str]:
 def _marked() -> Iterator[tuple[int, str]]:
     """Yield the marked processes of this user that are no zombies."""
     wanted = f"{VARIABLE}=".encode()
-    own = os.getpid()
-    for pid in _pids():
-        with contextlib.suppress(OSError):
-            if pid == own:
-                continue
-            for each in (_PROC / str(pid) / "environ").read_bytes().split(b"\0"):
-                if each.startswith(wanted):
-                    yield pid, each[len(wanted) :].decode("utf-8", "replace")
-                    break
-
-
-def _pids() -> list[int]:
     try:
-        return [int(each.name) for each in _PROC.iterdir() if each.name.isdecimal()]
+        pids = [int(each.name) for each in _PROC.iterdir() if each.name.isdecimal()]
     except OSError:
-        return []
+        return
+    for pid in pids:
+        mark = next((each for each in _said(pid, "environ").split(b"\0") if each.startswith(wanted)), b"")
+        if mark and pid != os.getpid():
+            yield pid, mark[len(wanted) :].decode("utf-8", "replace")
+
+
+def _said(pid: int, file: str) -> bytes:
+    """Return what the system says of a process in a file; nothing when there is no such process, or it is another user's."""
+    try:
+        return (_PROC / str(pid) / file).read_bytes()
+    except OSError:
+        return b""
 
 
 def _host_mark(pid: int) -> str:
@@ -104,18 +104,8 @@ def _namespace() -> str:
 
 def _started(pid: int) -> str:
     """Return when a process was started, in ticks since the machine was; empty when there is none, or it is a zombie."""
-    try:
-        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in b"ZX" else fields[19].decode()
-
-
-def _name(pid: int) -> str:
-    try:
-        return (_PROC / str(pid) / "comm").read_text("utf-8", "replace").strip()
-    except OSError:
-        return "?"
+    fields = _said(pid, "stat").rpartition(b")")[2].split()
+    return "" if not fields or fields[0] in b"ZX" else fields[19].decode()
 
 
 LOOPBACK = "127.0.0.1"

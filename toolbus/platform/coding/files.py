@@ -11,12 +11,12 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import msgspec
 
-from toolbus.bus.values.results import ToolError
+from toolbus.bus.values.results import ErrorType, ToolError
 
 Network = Literal["none", "packages", "all"]
 """``none``: no command reaches a network; ``packages``: uv does, while it installs wheels; ``all``: every command does."""
@@ -201,7 +201,7 @@ def split(path: str) -> list[str]:
         ToolError: it is absolute, goes up, is too long, or no file can have it.
     """
     if len(path) > _MOST_PATH or path.count("/") > _MOST_FOLDERS:
-        raise _wrong(f"the path is too long: at most {_MOST_PATH} characters and {_MOST_FOLDERS} folders", "bad_path")
+        raise invalid(f"the path is too long: at most {_MOST_PATH} characters and {_MOST_FOLDERS} folders", "bad_path")
     if path.startswith(("/", "~")):
         raise ToolError(
             f"{_short(path)!r} is no path in the workspace: give it relative to it, like src/main.py", type="forbidden", code="outside"
@@ -210,14 +210,14 @@ def split(path: str) -> list[str]:
     if ".." in parts:
         raise ToolError(f"{_short(path)!r} goes up with '..': give the path from the workspace on", type="forbidden", code="outside")
     if "\0" in path or any("\ud800" <= each <= "\udfff" for each in path):
-        raise _wrong("the path holds a character that no file name can have: leave it out", "bad_path")
+        raise invalid("the path holds a character that no file name can have: leave it out", "bad_path")
     return parts
 
 
 def _named(path: str) -> list[str]:
     parts = split(path)
     if not parts:
-        raise _wrong("the path names the workspace itself: name a file in it", "is_folder")
+        raise invalid("the path names the workspace itself: name a file in it", "is_folder")
     return parts
 
 
@@ -230,10 +230,8 @@ def _status(name: str, folder: int, path: str) -> os.stat_result | None:
 
 def _checked(status: os.stat_result, path: str) -> os.stat_result:
     """Return the status of a regular file with one name."""
-    if stat.S_ISDIR(status.st_mode):
-        raise _wrong(f"{_short(path)!r} is a folder: name a file in it", "is_folder")
     if not stat.S_ISREG(status.st_mode):
-        raise _no_file(path)
+        raise _of_system(errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.ELOOP, path)
     if status.st_nlink > 1:
         message = f"{_short(path)!r} is the same file as another (a hard link): remove it first, or use another path"
         raise ToolError(message, type="forbidden", code="hard_link")
@@ -269,28 +267,31 @@ def _told(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise _no_file(path) from None
-        if error.errno == errno.ENOTDIR:
-            message = f"on the way to {_short(path)!r} is something that is no folder (a file, or a link, which is not followed)"
-            raise ToolError(message, type="forbidden", code="not_a_folder") from None
-        if error.errno in {errno.ENOENT, errno.ENXIO}:
-            raise ToolError(f"there is no {_short(path)!r} in the workspace", type="not_found", code="no_file") from None
-        if error.errno == errno.EISDIR:
-            raise _wrong(f"{_short(path)!r} is a folder: name a file in it", "is_folder") from None
-        if error.errno == errno.ENAMETOOLONG:
-            raise _wrong("a name in the path is too long for any file", "bad_path") from None
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise _full(f"{_short(path)!r} can't be written: the disk is full") from None
-        raise ToolError(f"{_short(path)!r} can't be opened: {error.strerror}", code="io_error") from None
+        raise _of_system(error.errno, path, error.strerror or "") from None
 
 
-def _no_file(path: str) -> ToolError:
-    message = f"{_short(path)!r} is a link, a device or a pipe: only regular files are read and written; remove it, or use another path"
-    return ToolError(message, type="forbidden", code="not_a_file")
+_NO_FILE = ("{path} is a link, a device or a pipe: only regular files are read and written; remove it, or use another path", "not_a_file")
+_NO_FOLDER = ("on the way to {path} is something that is no folder (a file, or a link, which is not followed)", "not_a_folder")
+# The errors for a model by the system's numbers: the text, the code and the type.
+_OF_SYSTEM: Mapping[int | None, tuple[str, str, ErrorType]] = {
+    errno.ELOOP: (*_NO_FILE, "forbidden"),
+    errno.ENOTDIR: (*_NO_FOLDER, "forbidden"),
+    errno.ENOENT: ("there is no {path} in the workspace", "no_file", "not_found"),
+    errno.ENXIO: ("there is no {path} in the workspace", "no_file", "not_found"),
+    errno.EISDIR: ("{path} is a folder: name a file in it", "is_folder", "invalid_arguments"),
+    errno.ENAMETOOLONG: ("a name in the path is too long for any file", "bad_path", "invalid_arguments"),
+    errno.ENOSPC: ("{path} can't be written: the disk is full", "workspace_full", "tool_error"),
+    errno.EDQUOT: ("{path} can't be written: the disk is full", "workspace_full", "tool_error"),
+}
 
 
-def _wrong(message: str, code: str) -> ToolError:
+def _of_system(number: int | None, path: str, said: str = "") -> ToolError:
+    text, code, kind = _OF_SYSTEM.get(number, ("{path} can't be opened: {said}", "io_error", "tool_error"))
+    return ToolError(text.format(path=repr(_short(path)), said=said), type=kind, code=code)
+
+
+def invalid(message: str, code: str) -> ToolError:
+    """Return the error of a call whose arguments are wrong."""
     return ToolError(message, type="invalid_arguments", code=code)
 
 

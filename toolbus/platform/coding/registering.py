@@ -29,7 +29,7 @@ from toolbus.platform.backends.containers import ContainerCli
 from toolbus.platform.backends.docker import make_runner
 from toolbus.platform.backends.runner import CannotStart
 from toolbus.platform.checks import check_recorded
-from toolbus.platform.coding.files import Folder
+from toolbus.platform.coding.files import Folder, invalid
 from toolbus.platform.coding.jobs import Job
 from toolbus.platform.coding.options import Deployment
 from toolbus.platform.coding.workspace import Program, Workspace
@@ -80,7 +80,7 @@ class Copy:
             raise ToolError(message, type="unavailable", code="no_tools_folder") from None
         except ConfigurationError as error:
             self.discard()
-            raise ToolError(str(error).replace(str(self.folder), project), type="invalid_arguments", code="bad_project") from None
+            raise invalid(str(error).replace(str(self.folder), project), "bad_project") from None
         except BaseException:
             self.discard()
             raise
@@ -494,9 +494,9 @@ class Registering:
         try:
             await self._registrar.records.put_after(record, seen, pending=not approve)
         except Conflict as error:
-            raise _taken(f"{error}; register it again, or choose another id") from None
+            raise invalid(f"{error}; register it again, or choose another id", "id_taken") from None
         except DescriptorError as error:
-            raise ToolError(str(error), type="invalid_arguments", code="bad_record") from None
+            raise invalid(str(error), "bad_record") from None
         await self._heard(tool_id)
         self._job.log(f"registered {tool_id}, revision {revision}: {'approved' if approve else 'waits for approval'}")
         await self._after(record)
@@ -514,14 +514,14 @@ class Registering:
         """
         about = self._task.about
         if about and tool_id != about:
-            raise _taken(f"this task repairs {about!r}; register it under that id")
+            raise invalid(f"this task repairs {about!r}; register it under that id", "id_taken")
         waiting, served = found.pending.get(tool_id), found.tools.get(tool_id)
         for each in (waiting, served):
             if each is not None and each.made_by != self._task.id and about != tool_id:
-                raise _taken(f"{tool_id!r} is another tool's id; choose another one")
+                raise invalid(f"{tool_id!r} is another tool's id; choose another one", "id_taken")
         if served is None and waiting is None:
             if self._registrar.bus.tools.get(tool_id) is not None or any(tool_id == each.tool_id for each in found.tools.values()):
-                raise _taken(f"{tool_id!r} is the name of a tool that a worker serves; choose another one")
+                raise invalid(f"{tool_id!r} is the name of a tool that a worker serves; choose another one", "id_taken")
             return None
         return waiting if waiting is not None and waiting.made_by == self._task.id else served or waiting
 
@@ -563,7 +563,7 @@ class Registering:
             try:
                 check_recorded(record)
             except DescriptorError as error:
-                raise ToolError(f"the tool is not registered: {error}", type="invalid_arguments", code="bad_record") from None
+                raise invalid(f"the tool is not registered: {error}", "bad_record") from None
             place = await asyncio.to_thread(copy.place, made.tool_id)
             await asyncio.to_thread(Forms(deployment.tools, self._registrar.bus.settings).note, place)
         finally:
@@ -601,20 +601,16 @@ def _check_example(tool: RecordedTool, example: dict[str, Any]) -> None:
     """
     schema = tool.meta.input_schema
     if schema.get("type") != "object":
-        raise ToolError('input_schema must be a JSON Schema with "type": "object"', type="invalid_arguments", code="bad_schema")
+        raise invalid('input_schema must be a JSON Schema with "type": "object"', "bad_schema")
     try:
         Validator(schema).check(example)
     except DescriptorError as error:
-        raise ToolError(f"input_schema is no JSON Schema: {error}", type="invalid_arguments", code="bad_schema") from None
+        raise invalid(f"input_schema is no JSON Schema: {error}", "bad_schema") from None
     except ToolError as error:
-        raise ToolError(f"the example does not fit input_schema: {error}", type="invalid_arguments", code="bad_example") from None
+        raise invalid(f"the example does not fit input_schema: {error}", "bad_example") from None
 
 
 def _beside(made: RecordedTool, before: RecordedTool) -> RecordedTool:
     """Return a new form of a tool, with what the model does not say taken from the form before it."""
     meta = msgspec.structs.replace(made.meta, group_ids=before.meta.group_ids, tool_slug_ids=before.meta.tool_slug_ids)
     return msgspec.structs.replace(made, meta=meta, running=msgspec.structs.replace(before.running, effect=made.running.effect))
-
-
-def _taken(message: str) -> ToolError:
-    return ToolError(message, type="invalid_arguments", code="id_taken")

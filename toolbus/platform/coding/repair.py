@@ -36,12 +36,13 @@ class Failing(msgspec.Struct, frozen=True):
     calls: tuple[str, ...] = ()
 
 
-def failed_everywhere(tool: RecordedTool, routes: Iterable[ToolRoute]) -> Failing | None:
+def failed_everywhere(tool: RecordedTool, routes: Iterable[ToolRoute], recent: Iterable[RecentCall]) -> Failing | None:
     """Return a tool that has been given up by every host that may run it."""
     of_tool = [route for route in routes if route.tool_id == tool.tool_id]
     if not of_tool or any(route.state != "failed" for route in of_tool):
         return None
-    return Failing(tool, f"no host can run it: {of_tool[0].last_error or 'its program does not start'}")
+    failed = [call for call in recent if call.tool == tool.tool_id and call.error]
+    return Failing(tool, f"no host can run it: {of_tool[0].last_error or 'its program does not start'}", told(failed))
 
 
 def failing_calls(tool: RecordedTool, recent: Iterable[RecentCall], *, since: float, share: float, least: int) -> Failing | None:
@@ -137,19 +138,13 @@ class Repairs:
         routes = await tool_routes(self._bus.routes)
         async with Admin(self._bus.settings) as admin:
             recent = await admin.recent(_RECENT)
-        found = []
-        for tool in tools:
-            failing = failed_everywhere(tool, routes)
-            if failing is not None:
-                failed = [call for call in recent if call.tool == tool.tool_id and call.error]
-                found.append(Failing(tool, failing.why, told(failed)))
-                continue
-            since = self._seen[tool.tool_id, tool.revision]
-            share, least = self._options.failing_share, self._options.failing_calls
-            failing = failing_calls(tool, recent, since=since, share=share, least=least)
-            if failing is not None:
-                found.append(failing)
-        return found
+        share, least = self._options.failing_share, self._options.failing_calls
+        found = [
+            failed_everywhere(tool, routes, recent)
+            or failing_calls(tool, recent, since=self._seen[tool.tool_id, tool.revision], share=share, least=least)
+            for tool in tools
+        ]
+        return [failing for failing in found if failing is not None]
 
     async def _submit(self, failing: Failing, before: int) -> str:
         tool = failing.tool

@@ -16,7 +16,7 @@ from toolbus.bus.values.results import ToolError, ToolResult
 from toolbus.platform.backends.containers import RIGHTS, CliFailed, ContainerCli, Images, labels_of_task
 from toolbus.platform.backends.marks import LOOPBACK, Ports
 from toolbus.platform.backends.runner import CannotStart
-from toolbus.platform.coding.files import WorkspaceOptions
+from toolbus.platform.coding.files import WorkspaceOptions, invalid
 from toolbus.platform.coding.workspace import MOST_PRINTED, REASONS, Finished, Program, Workspace, process_of
 
 _INSIDE = "/workspace"
@@ -373,9 +373,7 @@ class TaskTools:
         try:
             data = content.encode()
         except UnicodeEncodeError:
-            raise ToolError(
-                "the content holds half of a character (a lone surrogate): leave it out", type="invalid_arguments", code="bad_text"
-            ) from None
+            raise invalid("the content holds half of a character (a lone surrogate): leave it out", "bad_text") from None
         size = await asyncio.to_thread(self._files.write, path, data, append=mode == "append")
         return ToolResult.ok({"path": path, "bytes": size}, output=f"{path} has {size:,} bytes now")
 
@@ -415,9 +413,9 @@ class TaskTools:
             dependencies: packages that it needs, like pillow>=11
         """
         if not _PROJECT.fullmatch(name):
-            raise _wrong(f"{name[:80]!r} is no project's name: begin with a letter, use letters, digits, - and _, at most 63", "bad_name")
+            raise invalid(f"{name[:80]!r} is no project's name: begin with a letter, use letters, digits, - and _, at most 63", "bad_name")
         if await asyncio.to_thread(self._files.has, f"{name}/pyproject.toml"):
-            raise _wrong(f"there is a project {name!r} already: use it, or choose another name", "exists")
+            raise invalid(f"there is a project {name!r} already: use it, or choose another name", "exists")
         _check_requirements(dependencies)
         await asyncio.to_thread(self._files.make, name)
         await self._uv(["init", "--bare", "--no-workspace", "--no-readme", "--vcs", "none", "--name", name.lower()], name)
@@ -436,7 +434,7 @@ class TaskTools:
         """
         await self._check_project(project)
         if not packages:
-            raise _wrong("name at least one package", "no_packages")
+            raise invalid("name at least one package", "no_packages")
         _check_requirements(packages)
         finished = await self._uv(["add", "--no-install-project", "--", *packages], project)
         return ToolResult.ok({"project": project, "packages": packages}, output=finished.output.strip() or "nothing changed")
@@ -475,11 +473,11 @@ class TaskTools:
             ports: of the container to map, like 8000, or 8080:8000 for a certain port of the host
         """
         if not _NAME.fullmatch(name):
-            raise _wrong(f"{name[:80]!r} is no environment's name: use small letters, digits, - and _, at most 40", "bad_name")
+            raise invalid(f"{name[:80]!r} is no environment's name: use small letters, digits, - and _, at most 40", "bad_name")
         if bool(image) == bool(folder):
-            raise _wrong("give an image, or a folder with a Dockerfile, and not both", "no_image")
+            raise invalid("give an image, or a folder with a Dockerfile, and not both", "no_image")
         if image and not _IMAGE.fullmatch(image):
-            raise _wrong(f"{image[:80]!r} is no image's name: give one like python:3.12-slim", "bad_image")
+            raise invalid(f"{image[:80]!r} is no image's name: give one like python:3.12-slim", "bad_image")
         pairs = self._pairs(ports)
         path = ""
         if folder:
@@ -549,7 +547,7 @@ class TaskTools:
             yield await (background.read(handle) if mode == "read" else background.stop(handle))
             return
         if not command.strip() or "\0" in command:
-            raise _wrong("give the command that is to run, like: python main.py", "no_command")
+            raise invalid("give the command that is to run, like: python main.py", "no_command")
         if mode == "background":
             background.check()
             new = background.add(await start(0.0))
@@ -589,13 +587,15 @@ class TaskTools:
             )
             raise ToolError(message, type="forbidden", code="no_network")
         if len(ports) > _MOST_PORTS:
-            raise _wrong(f"these are {len(ports)} ports; map at most {_MOST_PORTS}", "too_many_ports")
+            raise invalid(f"these are {len(ports)} ports; map at most {_MOST_PORTS}", "too_many_ports")
         pairs = []
         for each in ports:
             found = _PORT.fullmatch(each)
             outside, inside = (int(found[1] or 0), int(found[2])) if found else (0, 0)
             if not 0 < inside < 65_536 or not (outside == 0 or 1024 <= outside < 65_536):
-                raise _wrong(f"{each[:40]!r} is no port: give one like 8000, or 8080:8000 with a port of the host from 1024 on", "bad_port")
+                raise invalid(
+                    f"{each[:40]!r} is no port: give one like 8000, or 8080:8000 with a port of the host from 1024 on", "bad_port"
+                )
             pairs.append((outside, inside))
         return tuple(pairs)
 
@@ -617,12 +617,8 @@ def _docker_errors() -> Iterator[None]:
 
 def _check_requirements(packages: tuple[str, ...]) -> None:
     if len(packages) > _MOST_REQUIREMENTS:
-        raise _wrong(f"these are {len(packages)} packages; add at most {_MOST_REQUIREMENTS} at once", "too_many_packages")
+        raise invalid(f"these are {len(packages)} packages; add at most {_MOST_REQUIREMENTS} at once", "too_many_packages")
     for each in packages:
         if not _REQUIREMENT.fullmatch(each):
             message = f"{each[:80]!r} is no requirement: give a package's name and versions, like pillow>=11; URLs and paths are not taken"
-            raise _wrong(message, "bad_package")
-
-
-def _wrong(message: str, code: str) -> ToolError:
-    return ToolError(message, type="invalid_arguments", code=code)
+            raise invalid(message, "bad_package")
