@@ -11,7 +11,7 @@ import pytest
 
 from tests.backends import busybox
 from tests.backends.test_docker import nothing
-from toolbus.platform.backends.docker import make_runner
+from toolbus.platform.backends.docker import DockerRunner
 from toolbus.platform.files import read_folder
 from toolbus.platform.records import RecordedTool
 
@@ -33,7 +33,7 @@ async def test_the_example_counts_words(namespace: str) -> None:
     command = ("python3", "/app/main.py", "--port", "{port}")
     changes = {"host_dir": str(FOLDER), "network": "host", "internal_port": 0, "command": command}
     source = msgspec.structs.replace(tool.sources[0], **changes)
-    runner = await make_runner(namespace)
+    runner = DockerRunner(namespace)
     instance = await runner.start(tool, source, lambda _: None)
     try:
         answer = await instance.call({"text": "to be or not to be", "most": 1}, nothing)

@@ -18,7 +18,7 @@ from tests.backends.busybox import docker, source
 from tests.servers import eventually
 from toolbus.bus.values.results import Blob, Progress
 from toolbus.platform.backends.containers import labels_of
-from toolbus.platform.backends.docker import DockerRunner, make_runner
+from toolbus.platform.backends.docker import DockerRunner
 from toolbus.platform.backends.runner import CannotStart, Instance
 from toolbus.platform.records import RecordedTool, ToolMeta
 
@@ -37,7 +37,7 @@ async def nothing(item: str | Blob | Progress) -> None:
 async def runner(namespace: str) -> AsyncIterator[DockerRunner]:
     """A runner of a host of the test's own; nothing of it may be left."""
     busybox.image()
-    made = await make_runner(namespace)
+    made = DockerRunner(namespace)
     yield made
     assert not left(namespace)
 
@@ -143,9 +143,9 @@ async def test_containers_of_dead_hosts_are_removed(runner: DockerRunner, namesp
 import asyncio
 from tests.backends.busybox import source
 from tests.backends.test_docker import TOOL
-from toolbus.platform.backends.docker import make_runner
+from toolbus.platform.backends.docker import DockerRunner
 async def main():
-    runner = await make_runner({namespace!r})
+    runner = DockerRunner({namespace!r})
     kept = await runner.start(TOOL, source(), lambda line: None)
     print("started", flush=True)
     await asyncio.sleep(600)

@@ -17,7 +17,7 @@ import threading
 IMPORTER = threading.get_ident()
 
 
-async def make_runner(host, *, confine):
+def make_runner(*, confine):
     return IMPORTER
 """
 
@@ -26,5 +26,5 @@ async def test_libraries_are_imported_beside_the_event_loop(tmp_path: Path, monk
     """A large library does not keep the host from answering."""
     (tmp_path / "slow_kind.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(kinds, "KINDS", {"local": "slow_kind"})
+    monkeypatch.setattr(kinds, "KINDS", {"local": "slow_kind:make_runner"})
     assert await kinds.make_runner("local", "host-of-tests") != threading.get_ident()  # type: ignore[comparison-overlap]

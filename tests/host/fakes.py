@@ -136,7 +136,7 @@ class Scene:
             sources=tuple(ToolSource(type="local", host_dir=each) for each in sources),
             running=Running(**running),
         )
-        self.pool = Pool(record, {"local": runner}, "host-1", self.routes.append, self.lines.append)
+        self.pool = Pool(record, runner, "host-1", self.routes.append, self.lines.append)
 
     async def __aenter__(self) -> Self:
         await self.pool.open()

@@ -29,7 +29,7 @@ async def opened(record: RecordedTool, timing: Timing | None = None) -> AsyncIte
     """A pool, and the processes that it has had; none of them is alive afterwards."""
     runner = await make_runner("local", "host-1")
     pids: list[int] = []
-    pool = Pool(record, {"local": runner}, "host-1", lambda route: pids.append(route.pid), lambda _: None, timing=timing)
+    pool = Pool(record, runner, "host-1", lambda route: pids.append(route.pid), lambda _: None, timing=timing)
     await pool.open()
     try:
         yield pool, pids

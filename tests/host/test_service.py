@@ -47,7 +47,7 @@ def place(server: str, namespace: str) -> Place:
 @asynccontextmanager
 async def served(place: Place, runner: FakeRunner, record: RecordedTool = RECORD) -> AsyncIterator[tuple[ToolBus, Pool]]:
     """The tool, served by a worker."""
-    pool = Pool(record, {"local": runner}, "host-1", lambda _: None, lambda _: None)
+    pool = Pool(record, runner, "host-1", lambda _: None, lambda _: None)
     await pool.open()
     try:
         async with place.serving(RecordedService(record, pool)) as bus:

@@ -108,8 +108,3 @@ def _check_free(ports: Ports) -> None:
                 tried.bind((LOOPBACK, port))
             except OSError as error:
                 raise CannotStart(f"port {port} can't be had ({error.strerror}): end what uses it, or change the source's ports") from None
-
-
-async def make_runner(host: str) -> DockerRunner:
-    """Return the runner of a host."""
-    return DockerRunner(host)

@@ -189,12 +189,10 @@ class LocalRunner(Runner):
     """Starts local programs.
 
     Args:
-        host: id of the host that they belong to.
         confine: whether programs that models wrote are confined, and refused where they can't be.
     """
 
-    def __init__(self, host: str, *, confine: bool = True) -> None:
-        self._host = host
+    def __init__(self, *, confine: bool = True) -> None:
         self._confinement = Confinement(needed=confine)
         self._ports = Ports()
         # Tools of which the log says that others can reach their programs.
@@ -361,8 +359,3 @@ def _environment(source: ToolSource) -> dict[str, str]:
     kept = {name: os.environ[name] for name in _OF_UV if name in os.environ}
     # Output in a pipe would come in blocks, long after it was written.
     return {**harmless(), **kept, "PYTHONUNBUFFERED": "1", "HOST": LOOPBACK, **own}
-
-
-async def make_runner(host: str, *, confine: bool = True) -> LocalRunner:
-    """Return the runner of a host."""
-    return LocalRunner(host, confine=confine)

@@ -135,8 +135,3 @@ def _pairs(given: Mapping[str, str], further: Callable[[], Mapping[str, str]]) -
         return {**{name: value_of(value) for name, value in given.items()}, **further()}
 
     return read
-
-
-async def make_runner(host: str, allowed: Collection[str] = ()) -> RemoteRunner:
-    """Return the runner of a host."""
-    return RemoteRunner(allowed)

@@ -26,7 +26,7 @@ from toolbus.bus.values.results import Blob, ConfigurationError, DescriptorError
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.values.urls import redact
 from toolbus.platform.backends.containers import ContainerCli
-from toolbus.platform.backends.docker import make_runner
+from toolbus.platform.backends.docker import DockerRunner
 from toolbus.platform.backends.runner import CannotStart
 from toolbus.platform.checks import check_recorded
 from toolbus.platform.coding.files import Folder, invalid
@@ -283,7 +283,7 @@ async def tried_container(tool: RecordedTool, source: ToolSource, examples: Sequ
         ToolError: it can't be built, does not start, or an answer is no success; the text has what it printed.
     """
     printed = deque[str](maxlen=_MOST_LINES)
-    runner = await make_runner(f"trial-{tool.made_by}")
+    runner = DockerRunner(f"trial-{tool.made_by}")
     try:
         instance = await runner.start(tool, source, printed.append)
         try:

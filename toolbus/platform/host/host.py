@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
+import pkgutil
 import random
 import re
 import socket
@@ -170,9 +170,6 @@ class HostRunners(Runner):
     Args:
         make: makes one.
         folders: where the relative folders of sources are looked for, the first one first.
-
-    Attributes:
-        by_kind: for each kind of source, this one, which finds the proper one.
     """
 
     def __init__(self, make: Make, folders: Sequence[Path] = ()) -> None:
@@ -180,7 +177,6 @@ class HostRunners(Runner):
         self._folders = folders
         self._made: dict[SourceType, Runner] = {}
         self._making: defaultdict[SourceType, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self.by_kind: Mapping[SourceType, Runner] = dict.fromkeys(get_args(SourceType), self)
 
     async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> Instance:
         """Start an instance, unless its code is not what was approved."""
@@ -195,7 +191,7 @@ class HostRunners(Runner):
     async def clean(self) -> list[str]:
         """End what dead hosts of this machine left; what can't be is told, and kept from nothing else."""
         found: list[str] = []
-        for kind in self.by_kind:
+        for kind in get_args(SourceType):
             try:
                 async with asyncio.timeout(_CLEANED_WITHIN):
                     lines = await (await self._runner(kind)).clean()
@@ -302,8 +298,8 @@ class ProgramOutput:
             self._failing = True
 
 
-KINDS: Mapping[str, str] = {kind: f"toolbus.platform.backends.{kind}" for kind in get_args(SourceType)}
-"""The module of each kind, which has ``make_runner``; imported when a source of this kind is first used."""
+KINDS: Mapping[str, str] = {kind: f"toolbus.platform.backends.{kind}:{kind.title()}Runner" for kind in get_args(SourceType)}
+"""The runner of each kind; its module is imported when a source of this kind is first used."""
 
 
 async def make_runner(kind: str, host: str, allowed: Collection[str] = (), *, confine: bool = True) -> Runner:
@@ -316,9 +312,9 @@ async def make_runner(kind: str, host: str, allowed: Collection[str] = (), *, co
         confine: whether programs that models wrote are confined, and refused where they can't be.
     """
     # A library such as aiohttp takes half a second, in which the host would answer nothing.
-    make = (await asyncio.to_thread(importlib.import_module, KINDS[kind])).make_runner
-    own: dict[str, dict[str, Any]] = {"remote": {"allowed": allowed}, "local": {"confine": confine}}
-    runner: Runner = await make(host, **own.get(kind, {}))
+    make = await asyncio.to_thread(pkgutil.resolve_name, KINDS[kind])
+    own: dict[str, dict[str, Any]] = {"docker": {"host": host}, "remote": {"allowed": allowed}, "local": {"confine": confine}}
+    runner: Runner = make(**own[kind])
     return runner
 
 
@@ -552,7 +548,7 @@ class Host:
 
     def _pool(self, record: RecordedTool, on_change: Callable[[ToolRoute], None], line: Line) -> Pool:
         labels = self._labels
-        return Pool(record, self._runners.by_kind, self.id, on_change, line, may_run=lambda source: may_run(source, labels))
+        return Pool(record, self._runners, self.id, on_change, line, may_run=lambda source: may_run(source, labels))
 
 
 def _machine() -> str:

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -23,7 +23,7 @@ from toolbus.platform.backends.runner import Line, Output, Runner
 from toolbus.platform.host import members as losses
 from toolbus.platform.host.members import CLOSED, Cut, Member, Places, Timing
 from toolbus.platform.host.supervisor import Starter, Starts, Supervisor, starting
-from toolbus.platform.records import RecordedTool, SourceType, ToolRoute, ToolSource
+from toolbus.platform.records import RecordedTool, ToolRoute, ToolSource
 from toolbus.platform.search import document_of
 
 _MOST_LINES = 50
@@ -37,7 +37,7 @@ class Pool:
 
     Args:
         record: the tool.
-        runners: the kinds of sources that this host can run.
+        runner: starts its instances.
         host: id of the host, for the route.
         on_change: called with the route after each change of it; must return at once.
         on_line: called with each line of the programs' output, and with what becomes of them; must return at once.
@@ -49,7 +49,7 @@ class Pool:
     def __init__(
         self,
         record: RecordedTool,
-        runners: Mapping[SourceType, Runner],
+        runner: Runner,
         host: str,
         on_change: Callable[[ToolRoute], None],
         on_line: Line,
@@ -67,7 +67,7 @@ class Pool:
         sources = tuple(index for index, source in enumerate(record.sources) if may_run(source))
         self._starts = Starts(sources, record.running.restarts, timing, asyncio.get_running_loop().time, chance)
         self._places = Places(self._changed)
-        starter = Starter(record, runners, timing, self._line)
+        starter = Starter(record, runner, timing, self._line)
         self._supervisor = Supervisor(starter, self._starts, self._places, timing, self._changed)
         self._closed = False
         self._route = ToolRoute(

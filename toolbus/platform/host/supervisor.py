@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from toolbus.bus import telemetry
@@ -12,10 +12,10 @@ from toolbus.bus.support.display import one_line
 from toolbus.bus.support.safe_text import described
 from toolbus.bus.support.waiting import at_most
 from toolbus.bus.telemetry.background import keep_running
-from toolbus.platform.backends.runner import CannotStart, Instance, Line, Runner, impossible
+from toolbus.platform.backends.runner import CannotStart, Instance, Line, Runner
 from toolbus.platform.host import members as losses
 from toolbus.platform.host.members import Member, Places, Timing
-from toolbus.platform.records import RecordedTool, Running, SourceType, State, ToolSource
+from toolbus.platform.records import RecordedTool, Running, State, ToolSource
 
 # Deaths in a row, each soon after its start, after which another source is tried. One call that kills its program does so twice.
 _SHORT_LIVES = 3
@@ -125,13 +125,13 @@ class Starter(NamedTuple):
 
     Attributes:
         record: the tool.
-        runners: the kinds of sources that this host can run.
+        runner: starts an instance of a source.
         timing: how long a start may take.
         line: hears the program's output, and what becomes of it.
     """
 
     record: RecordedTool
-    runners: Mapping[SourceType, Runner]
+    runner: Runner
     timing: Timing
     line: Line
 
@@ -157,13 +157,10 @@ class Starter(NamedTuple):
 
     async def _begin(self, source: ToolSource) -> Instance | CannotStart:
         """Return an instance of a source, or why there is none."""
-        runner = self.runners.get(source.type)
-        if runner is None:
-            return impossible(f"this host can't run sources of the type {source.type!r}")
         within = source.ready_within + self.timing.start_within
         try:
             async with asyncio.timeout(within):
-                return await runner.start(self.record, source, self.line)
+                return await self.runner.start(self.record, source, self.line)
         except TimeoutError:
             return CannotStart(f"it did not start within {within:g} s")
         except CannotStart as error:
