@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import socket
+from functools import cached_property
 
 from toolbus.platform.backends.containers import (
     Container,
@@ -41,13 +42,11 @@ class DockerRunner(Runner):
     def __init__(self, host: str) -> None:
         self._host = host
         self._ports = FreePorts()
-        self._cli: ContainerCli | None = None
-        self._images: Images | None = None
         self._kept: set[str] = set()
 
     async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> ProgramInstance[Container]:
         """Start a container, and return when its program is ready."""
-        cli, images = self._tools()
+        cli, images = self._tools
         image = image_of(source, tool.tool_id)
         name = f"toolbus-{re.sub(r'[^A-Za-z0-9_.-]', '-', tool.tool_id)[:60]}-{secrets.token_hex(6)}"
         async with held() as release:
@@ -81,17 +80,16 @@ class DockerRunner(Runner):
     async def clean(self) -> list[str]:
         """Remove the containers of dead hosts."""
         try:
-            cli, _ = self._tools()
+            cli, _ = self._tools
             return await remove_left(cli, self._host, self._kept)
         except CannotStart:
             # Where no daemon answers, no container runs.
             return []
 
+    @cached_property
     def _tools(self) -> tuple[ContainerCli, Images]:
-        if self._cli is None or self._images is None:
-            self._cli = ContainerCli.found()
-            self._images = Images(self._cli)
-        return self._cli, self._images
+        cli = ContainerCli.found()
+        return cli, Images(cli)
 
 
 def _check_free(ports: Ports) -> None:

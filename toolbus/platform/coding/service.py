@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,42 +131,35 @@ class CodingAgent(ToolService):
 
     def __init__(self) -> None:
         self._bus: ToolBus | None = None
-        self._puller: Puller | None = None
-        self._repairing: asyncio.Task[None] | None = None
+        self._running = AsyncExitStack()
 
     async def startup(self) -> None:
         """Connect, and begin to take tasks."""
         deployment, model = deployment_of(os.environ), Model.of_environment()
         if self.worker_settings is None:
             raise ConfigurationError("the coding agent runs in a worker only")
-        self._bus = ToolBus(settings=self.worker_settings)
-        await self._bus.open()
-        try:
-            await self._begin(self._bus, deployment, model)
-        except BaseException:
-            await self._bus.aclose()
-            raise
+        async with AsyncExitStack() as running:
+            self._bus = await running.enter_async_context(ToolBus(settings=self.worker_settings))
+            await self._begin(running, self._bus, deployment, model)
+            self._running = running.pop_all()
 
-    async def _begin(self, bus: ToolBus, deployment: Deployment, model: Model) -> None:
+    async def _begin(self, running: AsyncExitStack, bus: ToolBus, deployment: Deployment, model: Model) -> None:
         runs = TaskRuns(bus, deployment, model, Registrar(bus, deployment, hook_of(Records(bus), os.environ)))
         worker = f"{socket.gethostname()}-{os.getpid()}"
         leftovers = Leftovers(bus, deployment)
         await leftovers.prepare()
-        self._puller = Puller(bus.creations, worker, runs.run, deployment.options.at_once, leftovers.forget)
-        self._puller.start()
+        puller = Puller(bus.creations, worker, runs.run, deployment.options.at_once, leftovers.forget)
+        running.push_async_callback(puller.aclose)
+        puller.start()
         if deployment.options.repair:
             repairs = Repairs(bus, deployment.options, every=min(_LOOKS_EVERY, bus.settings.lease))
-            self._repairing = asyncio.create_task(keep_running("repairs", repairs.run, every=0), name="toolbus-repairs")
+            repairing = asyncio.create_task(keep_running("repairs", repairs.run, every=0), name="toolbus-repairs")
+            running.push_async_callback(asyncio.gather, repairing, return_exceptions=True)
+            running.callback(repairing.cancel)
 
     async def cleanup(self) -> None:
         """Give back what runs, and disconnect."""
-        if self._repairing is not None:
-            self._repairing.cancel()
-            await asyncio.gather(self._repairing, return_exceptions=True)
-        if self._puller is not None:
-            await self._puller.aclose()
-        if self._bus is not None:
-            await self._bus.aclose()
+        await self._running.aclose()
 
     @tool(effect="idempotent", category="platform")
     async def submit_task(self, spec: Annotated[str, Meta(min_length=1, max_length=60_000)]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -26,7 +25,6 @@ from toolbus.platform.host.supervisor import Starter, Starts, Supervisor, starti
 from toolbus.platform.records import RecordedTool, ToolRoute, ToolSource
 from toolbus.platform.search import document_of
 
-_MOST_LINES = 50
 _MOST_LINE = 2_000
 
 
@@ -61,7 +59,6 @@ class Pool:
         self.record = record
         self._on_change = on_change
         self._on_line = on_line
-        self._lines: deque[str] = deque(maxlen=_MOST_LINES)
         timing = timing or Timing()
         chance = chance or random.Random()  # noqa: S311 - jitter, not a secret
         sources = tuple(index for index, source in enumerate(record.sources) if may_run(source))
@@ -96,15 +93,6 @@ class Pool:
     def route(self) -> ToolRoute:
         """Return where the tool runs now, and how it is."""
         return self._route
-
-    def last_lines(self) -> tuple[str, ...]:
-        """Return the last lines of its programs' output, at most 50."""
-        return tuple(self._lines)
-
-    def reset(self) -> None:
-        """Forget the failures, and start with the first source again."""
-        self._starts.reset()
-        self._changed()
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -189,9 +177,7 @@ class Pool:
             self._on_change(now)
 
     def _line(self, line: str) -> None:
-        line = shortened(line, _MOST_LINE)
-        self._lines.append(line)
-        self._on_line(line)
+        self._on_line(shortened(line, _MOST_LINE))
 
 
 Item = str | Blob | Progress | ToolResult

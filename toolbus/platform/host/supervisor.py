@@ -97,12 +97,6 @@ class Starts:
         """Forget the failures, because an instance has run for a while."""
         self.failures, self.due, self._short_lives, self.permanent = 0, 0.0, 0, False
 
-    def reset(self) -> None:
-        """Begin anew with the first source."""
-        self.ran_well()
-        self.last_error = ""
-        self.active = self._sources[0] if self._sources else 0
-
     def _leave(self) -> None:
         self._short_lives = 0
         order = self.order()
