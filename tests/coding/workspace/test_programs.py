@@ -280,7 +280,7 @@ async def test_a_machine_that_can_confine_nothing_runs_nothing(tmp_path: Path, m
     """Without namespaces no command runs, and the model is told what an operator can do."""
     hampered = tmp_path / "launcher.py"
     hampered.write_text("import os, sys, json\nos.write(1, b'Operation not permitted\\n')\nos._exit(125)\n")
-    monkeypatch.setattr("toolbus.platform.coding.workspace.LAUNCHER", str(hampered))
+    monkeypatch.setattr("toolbus.platform.backends.confinement.LAUNCHER", str(hampered))
     async with workspace(tmp_path) as place:
         with pytest.raises(ToolError, match=r"can be run|lets no command be confined \(Operation not permitted\)") as raised:
             await run(place, ["true"])

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,9 @@ _FIRST_USER, _USERS = 61_184, 4_336
 _TRIED_WITHIN = 30.0
 
 
-def python() -> list[str]:
-    """Return the folders that the interpreter is installed in."""
-    return [str(Path(sys.base_prefix).resolve())]
+def readable() -> list[str]:
+    """Return what a program sees beside its own files: ``READABLE``, and the folder that the interpreter is installed in."""
+    return [*READABLE, str(Path(sys.base_prefix).resolve())]
 
 
 def base_python() -> str:
@@ -100,7 +100,7 @@ class Confinement:
         plan["folder"] = folder
         if source.network != "host":
             plan["relay"] = (listen, port)
-        return [*_LAUNCH, json.dumps(plan)]
+        return launched(plan)
 
     def close(self) -> None:
         """Remove what it has made."""
@@ -109,7 +109,9 @@ class Confinement:
             self._root = None
 
 
-_LAUNCH = (sys.executable, "-I", "-S", LAUNCHER)
+def launched(plan: Mapping[str, Any]) -> list[str]:
+    """Return the command line that does what a plan for the launcher says."""
+    return [sys.executable, "-I", "-S", LAUNCHER, json.dumps(plan)]
 
 
 def refusal(reason: str) -> str:
@@ -142,10 +144,9 @@ def why_not() -> str:
     with tempfile.TemporaryDirectory(prefix="toolbus-root-") as root, bound(0) as listening:
         plan = _plan(["/bin/sh", "-c", "exit 0"], root, (), _UNITS["g"])
         plan |= {"user": 0 if os.geteuid() else _FIRST_USER, "folder": "/", "relay": (listening.fileno(), 1)}
-        words = [*_LAUNCH, json.dumps(plan)]
         try:
             done = subprocess.run(  # noqa: S603 - it is our own program
-                words,
+                launched(plan),
                 env={},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -164,15 +165,10 @@ def why_not() -> str:
 def _plan(words: Sequence[str], root: str, read: Sequence[str], memory: int) -> dict[str, Any]:
     return {
         "words": list(words),
-        "confined": True,
-        "join": 0,
         "root": root,
-        "read": [*READABLE, *python(), *read],
-        "write": [],
-        "temporary": "",
+        "read": [*readable(), *read],
         "memory": memory,
         "processes": CONFINED_PROCESSES,
-        "seconds": 0,
         "file_bytes": _FILE_BYTES,
     }
 

@@ -1,6 +1,6 @@
 """Start a command within namespaces and limits of its own, and end everything that it started with it. Runs as a program of its own.
 
-Its argument is a ``Plan`` as JSON. It stays outside as the command's guard; the command's first ancestor inside is the
+Its argument is a plan as JSON: see ``_USUAL``. It stays outside as the command's guard; the command's first ancestor inside is the
 first process of a namespace of process ids, so the kernel ends all of them when that one ends, which happens when the
 guard ends in whatever way. Linux only. It imports little, and nothing but the standard library, since each command waits for it.
 """
@@ -46,6 +46,9 @@ CANT_CONFINE = 125
 
 CANT_RUN = 127
 """Exit status when the command can't be executed."""
+
+# A plan has ``words``, ``folder``, ``memory``, ``processes``, ``file_bytes`` and, confined, ``root`` and ``read``. The rest is usually so:
+_USUAL: dict[str, Any] = {"confined": True, "join": 0, "write": (), "temporary": "", "seconds": 0, "user": 0, "relay": ()}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -293,7 +296,7 @@ def _execute(plan: dict[str, Any]) -> NoReturn:
         limit(plan)
         os.chdir(plan["folder"])
         if plan["confined"]:
-            drop_rights(plan.get("user", 0))
+            drop_rights(plan["user"])
         _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         os.execvpe(plan["words"][0], plan["words"], os.environ)  # noqa: S606 - that is its purpose
     except OSError as error:
@@ -493,7 +496,7 @@ def _confined(plan: dict[str, Any]) -> NoReturn:
             _checked(_libc.unshare(NEW_FILES | NEW_HOST_NAME | NEW_IPC | NEW_PIDS), "new namespaces")
         else:
             network = NEW_NETWORK if plan["relay"] else 0
-            leave_users(NEW_FILES | NEW_HOST_NAME | NEW_IPC | NEW_PIDS | network, plan.get("user", 0))
+            leave_users(NEW_FILES | NEW_HOST_NAME | NEW_IPC | NEW_PIDS | network, plan["user"])
             if network:
                 loopback_up()
         reading, writing = os.pipe()
@@ -541,13 +544,12 @@ def hold() -> NoReturn:
 
 def main() -> NoReturn:
     """Do what the argument says."""
-    plan: dict[str, Any] = json.loads(sys.argv[1])
+    plan = {**_USUAL, **json.loads(sys.argv[1])}
     _die_with_parent()
     if os.getppid() != plan.get("parent", os.getppid()):
         os._exit(1)
     if "words" not in plan:
         hold()
-    plan.setdefault("relay", ())
     # Without a place of its own, what is to be reported goes where errors go.
     if "report" not in plan:
         plan["report"] = os.dup(2)

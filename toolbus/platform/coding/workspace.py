@@ -6,7 +6,6 @@ import asyncio
 import codecs
 import contextlib
 import functools
-import json
 import os
 import re
 import shutil
@@ -23,7 +22,7 @@ import msgspec
 
 from toolbus.bus.support.safe_text import text_of
 from toolbus.bus.values.results import ConfigurationError, ToolError
-from toolbus.platform.backends.confinement import LAUNCHER, READABLE, base_python, python
+from toolbus.platform.backends.confinement import base_python, launched, readable
 from toolbus.platform.coding.files import Folder, WorkspaceOptions, usage
 
 
@@ -242,9 +241,8 @@ async def start(plan: Mapping[str, Any], environment: Mapping[str, str], most_ou
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(reading, False)
-    words = [sys.executable, "-I", "-S", LAUNCHER, json.dumps({**plan, "parent": os.getpid(), "report": writing})]
     try:
-        process = await process_of(words, environment, (writing,))
+        process = await process_of(launched({**plan, "parent": os.getpid(), "report": writing}), environment, (writing,))
     except BaseException:
         os.close(reading)
         raise
@@ -369,7 +367,7 @@ class ClosedNetwork:
 
 async def _held() -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
-    words = (sys.executable, "-I", "-S", LAUNCHER, json.dumps({"parent": os.getpid()}))
+    words = launched({"parent": os.getpid()})
     holder = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, env={}, start_new_session=True)
     try:
         assert holder.stdout is not None  # noqa: S101 - it is started with a pipe
@@ -506,7 +504,7 @@ class Workspace:
             "confined": options.confined,
             "join": 0 if network or not options.confined else await self._network.pid(),
             "root": str(self._folder / "root"),
-            "read": [*READABLE, *python(), find_uv()],
+            "read": [*readable(), find_uv()],
             "write": [str(self._folder / "files"), str(self._folder / "home"), *write],
             "temporary": str(self._folder / "tmp"),
             "memory": options.memory,
