@@ -358,7 +358,7 @@ def _in_form(old: bytes, before: Any, file: str, by_id: Mapping[str, Any]) -> by
     text: bytes | msgspec.Raw = old if inside is before else msgspec.json.decode(old, type=dict[str, msgspec.Raw])[word]
     if as_list := isinstance(inside, list):
         by_id = {name: {"tool_id": name, "sources": each} if isinstance(each, list) else each for name, each in by_id.items()}
-        ids = [each.get(id_field) if isinstance(each, dict) else None for each in inside]
+        ids: list[Any] = [each.get(id_field) if isinstance(each, dict) else None for each in inside]
         parts = list(zip(ids, msgspec.json.decode(text, type=list[msgspec.Raw]), strict=True))
     else:
         parts = list(msgspec.json.decode(text, type=dict[str, msgspec.Raw]).items())

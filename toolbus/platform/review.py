@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.platform.documents import digest_of
+from toolbus.platform.documents import check_locked, digest_of, digest_of_folder, files_of
 from toolbus.platform.records import RecordedTool, ToolSource
 
 # Objects below these are compared as a whole: their fields are the tool's author's.
@@ -146,12 +146,6 @@ def unpinned_code(tool: RecordedTool) -> str:
 
 def with_files(review: Review, tool: RecordedTool) -> Review:
     """Add the files of the code to a review; a note says when they are not here, or not what was recorded."""
-    from toolbus.platform.documents import (  # noqa: PLC0415 - few reviews are of code
-        check_locked,
-        digest_of_folder,
-        files_of,
-    )
-
     folder = folder_of(tool)
     if folder is None:
         return review

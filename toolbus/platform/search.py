@@ -66,7 +66,7 @@ def document_of(record: RecordedTool) -> dict[str, Any]:
     """Return the descriptor of a recorded tool in the two-tier form."""
     meta, running = record.meta, record.running
     about: dict[str, Any] = {
-        "runtime": meta.backend_runtime or (record.sources[0].type if record.sources else ""),
+        "runtime": runtime_of(record),
         "output_schema": meta.output_schema,
         "title": meta.name,
         "revision": record.revision,

@@ -126,7 +126,7 @@ async def test_packages_are_added_from_an_index(tmp_path: Path, monkeypatch: pyt
     needs_namespaces()
     monkeypatch.setenv("UV_DEFAULT_INDEX", (tmp_path / "index").as_uri())
     wheel(tmp_path / "index" / "greeter")
-    monkeypatch.setattr("toolbus.platform.coding.workspace.READABLE", (*READABLE, str(tmp_path / "index")))
+    monkeypatch.setattr("toolbus.platform.backends.confinement.READABLE", (*READABLE, str(tmp_path / "index")))
     async with workspace(tmp_path, network="packages") as place, ToolRegistry(*TaskTools(place).functions.values()) as tools:
         made = await tools.execute("create_uv_project", {"name": "stitcher", "dependencies": ["greeter>=1"]})
         assert made.success, made.error

@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from toolbus.bus.broker.protocols import Creation
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.schema.arguments import Validator
 from toolbus.bus.support.safe_text import text_of
@@ -34,7 +33,7 @@ from toolbus.platform.coding.jobs import Job
 from toolbus.platform.coding.options import Deployment
 from toolbus.platform.coding.workspace import Program, Workspace
 from toolbus.platform.documents import MOST_BYTES, check_locked, digest_of, digest_of_folder, files_of
-from toolbus.platform.records import Example, RecordedTool, Running, ToolMeta, ToolSource
+from toolbus.platform.records import PENDING_KEY, RECORD_KEY, Example, RecordedTool, Running, ToolMeta, ToolSource
 from toolbus.platform.review import CONFINED_MEMORY
 from toolbus.platform.store import Conflict, Records, Snapshot
 
@@ -375,60 +374,49 @@ Effect = Literal["", "read", "idempotent", "once"]
 Hook = Callable[[RecordedTool], Awaitable[object]]
 
 
+async def registered(records: Records, task: str) -> dict[str, Any] | None:
+    """Return the tool that a task has recorded, as its result; None when there is none."""
+    found = await records.all()
+    for state, tools in (("approved", found.tools), ("pending", found.pending)):
+        for tool in tools.values():
+            if tool.made_by == task:
+                return {"tool_id": tool.tool_id, "revision": tool.revision, "state": state, "digest": digest_of(tool)}
+    return None
+
+
 class Registrar:
-    """Records tools.
+    """Records what one task made; ``register_tool`` is its tool for that.
 
     Args:
         bus: open; the records are read and written over it.
         deployment: where copies are kept, and whether a person approves.
+        job: the task.
+        workspace: of the task.
         after: called with each tool that was recorded, to synchronise a catalogue for example; its failure changes nothing.
     """
 
-    def __init__(self, bus: ToolBus, deployment: Deployment, after: Hook | None = None) -> None:
-        self.bus = bus
-        self.records = Records(bus)
-        self.deployment = deployment
-        self.after = after
+    def __init__(self, bus: ToolBus, deployment: Deployment, job: Job, workspace: Workspace, after: Hook | None = None) -> None:
+        self._bus = bus
+        self._records = Records(bus)
+        self._deployment = deployment
+        self._job = job
+        self._task = job.creation
+        self._workspace = workspace
+        self._hook = after
 
-    def functions(self, job: Job, workspace: Workspace) -> dict[str, Callable[..., Any]]:
-        """Return the tool ``register_tool`` for one task."""
-        return {"register_tool": Registering(self, job, workspace).register_tool}
-
-    async def bring(self, job: Job, workspace: Workspace) -> None:
-        """Copy the code of the tool that a task repairs into its workspace, unless it is there."""
-        about = job.creation.about
-        tool = (await self.records.all()).tools.get(about) if about else None
-        if tool is None or await asyncio.to_thread(_is_brought, workspace, about):
+    async def bring(self) -> None:
+        """Copy the code of the tool that the task repairs into its workspace, unless it is there."""
+        about, files = self._task.about, self._workspace.files
+        tool = (await self._records.all()).tools.get(about) if about else None
+        if tool is None or await asyncio.to_thread(lambda: any(files.has(f"{about}/{name}") for name in LAST)):
             return
         folder = next((source.host_dir for source in tool.sources if source.host_dir), "")
         try:
-            count = await asyncio.to_thread(bring_code, folder, workspace.files, about)
+            count = await asyncio.to_thread(bring_code, folder, files, about)
         except (ConfigurationError, ToolError, OSError) as error:
-            job.log(f"the code of {about} can't be brought here: {error}")
+            self._job.log(f"the code of {about} can't be brought here: {error}")
         else:
-            job.log(f"brought {count} files of {about}")
-
-    async def registered(self, task: str) -> dict[str, Any] | None:
-        """Return the tool that a task has recorded, as its result; None when there is none."""
-        found = await self.records.all()
-        for state, tools in (("approved", found.tools), ("pending", found.pending)):
-            for tool in tools.values():
-                if tool.made_by == task:
-                    return {"tool_id": tool.tool_id, "revision": tool.revision, "state": state, "digest": digest_of(tool)}
-        return None
-
-
-class Registering:
-    """The tool ``register_tool`` of one task."""
-
-    def __init__(self, registrar: Registrar, job: Job, workspace: Workspace) -> None:
-        self._registrar = registrar
-        self._job = job
-        self._workspace = workspace
-
-    @property
-    def _task(self) -> Creation:
-        return self._job.creation
+            self._job.log(f"brought {count} files of {about}")
 
     async def register_tool(
         self,
@@ -481,7 +469,7 @@ class Registering:
         if container_port and not network:
             message = "a container that is served reaches its engine's network: say network=true, so that a person sees it"
             raise ToolError(message, type="forbidden", code="no_network")
-        seen = await self._registrar.records.all()
+        seen = await self._records.all()
         before = self._before(tool_id, seen)
         if before is not None:
             made = _beside(made, before)
@@ -490,9 +478,9 @@ class Registering:
         record = await self._tried(made, project, endpoint_path, examples, network=network, port=container_port)
         revision = 1 if before is None else before.revision + (before.made_by != self._task.id)
         record = msgspec.structs.replace(record, revision=revision)
-        approve = self._registrar.deployment.options.auto_approve
+        approve = self._deployment.options.auto_approve
         try:
-            await self._registrar.records.put_after(record, seen, pending=not approve)
+            await self._records.put_after(record, seen, pending=not approve)
         except Conflict as error:
             raise invalid(f"{error}; register it again, or choose another id", "id_taken") from None
         except DescriptorError as error:
@@ -520,7 +508,7 @@ class Registering:
             if each is not None and each.made_by != self._task.id and about != tool_id:
                 raise invalid(f"{tool_id!r} is another tool's id; choose another one", "id_taken")
         if served is None and waiting is None:
-            if self._registrar.bus.tools.get(tool_id) is not None or any(tool_id == each.tool_id for each in found.tools.values()):
+            if self._bus.tools.get(tool_id) is not None:
                 raise invalid(f"{tool_id!r} is the name of a tool that a worker serves; choose another one", "id_taken")
             return None
         return waiting if waiting is not None and waiting.made_by == self._task.id else served or waiting
@@ -529,7 +517,7 @@ class Registering:
         self, made: RecordedTool, project: str, path: str, examples: list[dict[str, Any]], *, network: bool, port: int
     ) -> RecordedTool:
         """Call a project with all examples, and return its record with the answers and its code's copy."""
-        workspace, deployment = self._workspace, self._registrar.deployment
+        workspace, deployment = self._workspace, self._deployment
         files = workspace.files
         for needed in ("Dockerfile",) if port else ("main.py", "pyproject.toml"):
             if not await asyncio.to_thread(files.has, f"{project}/{needed}"):
@@ -565,32 +553,28 @@ class Registering:
             except DescriptorError as error:
                 raise invalid(f"the tool is not registered: {error}", "bad_record") from None
             place = await asyncio.to_thread(copy.place, made.tool_id)
-            await asyncio.to_thread(Forms(deployment.tools, self._registrar.bus.settings).note, place)
+            await asyncio.to_thread(Forms(deployment.tools, self._bus.settings).note, place)
         finally:
             await asyncio.to_thread(copy.discard)
         return msgspec.structs.replace(record, sources=(msgspec.structs.replace(source, host_dir=str(place)),))
 
     async def _heard(self, tool_id: str) -> None:
         """Wait until the bus has heard of the record, so that the task's end finds it."""
-        catalogue = self._registrar.bus.tools.catalogue
-        keys = (f"pending/{tool_id}", f"recorded/{tool_id}")
+        catalogue = self._bus.tools.catalogue
+        keys = {f"{PENDING_KEY}{tool_id}", f"{RECORD_KEY}{tool_id}"}
         try:
             async with asyncio.timeout(5):
-                await catalogue.wait(lambda: any(key in catalogue.documents.by_key for key in keys))
+                await catalogue.wait(lambda: not keys.isdisjoint(catalogue.documents.by_key))
         except TimeoutError:
             self._job.log("the record was written, and has not been heard of yet")
 
     async def _after(self, record: RecordedTool) -> None:
-        if self._registrar.after is None:
+        if self._hook is None:
             return
         try:
-            await self._registrar.after(record)
+            await self._hook(record)
         except Exception as error:  # noqa: BLE001 - a catalogue that is away must not fail a registration
             self._job.log(f"the catalogue was not synchronised: {text_of(error)}")
-
-
-def _is_brought(workspace: Workspace, project: str) -> bool:
-    return any(workspace.files.has(f"{project}/{name}") for name in LAST)
 
 
 def _check_example(tool: RecordedTool, example: dict[str, Any]) -> None:

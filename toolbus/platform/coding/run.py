@@ -23,9 +23,10 @@ from toolbus.bus.worker.service import ToolService
 from toolbus.bus.worker.worker import Worker
 from toolbus.platform.coding.jobs import Guard, Job, MeteredEndpoint, Outcome, OverBudget
 from toolbus.platform.coding.options import CodingOptions, Deployment, Model
-from toolbus.platform.coding.registering import Registrar
+from toolbus.platform.coding.registering import Hook, Registrar, registered
 from toolbus.platform.coding.tools import TaskTools
 from toolbus.platform.coding.workspace import Workspace
+from toolbus.platform.store import Records
 
 # Results that a task's model has seen are of no other task's concern.
 _SESSION = "task"
@@ -110,14 +111,15 @@ class TaskRuns:
         bus: open.
         deployment: what the environment says.
         model: the model.
-        registrar: records the tools.
+        after: see ``Registrar``.
     """
 
-    def __init__(self, bus: ToolBus, deployment: Deployment, model: Model, registrar: Registrar) -> None:
+    def __init__(self, bus: ToolBus, deployment: Deployment, model: Model, after: Hook | None = None) -> None:
         self._bus = bus
         self._deployment = deployment
         self._model = model
-        self._registrar = registrar
+        self._after = after
+        self._records = Records(bus)
 
     async def run(self, job: Job) -> Outcome:
         """Run a task to its end.
@@ -139,9 +141,8 @@ class TaskRuns:
             return Outcome("failed", str(error))
         except ConversationError as error:
             return Outcome("failed", str(error))
-        registered = await self._registrar.registered(job.creation.id)
-        if registered is not None:
-            return Outcome("done", msgspec.json.encode({**registered, "text": answer.text}).decode())
+        if made := await registered(self._records, job.creation.id):
+            return Outcome("done", msgspec.json.encode({**made, "text": answer.text}).decode())
         why = _ENDED.get(answer.reason, "it ended without a tool").format(turns=answer.turns)
         return Outcome("failed", f"{why}: {answer.text}" if answer.text.strip() else why)
 
@@ -149,7 +150,8 @@ class TaskRuns:
         options, creation = self._deployment.options, job.creation
         async with Workspace(self._deployment.workspaces, creation.id, options.workspace) as workspace:
             folder = self._deployment.workspaces / creation.id
-            functions = {**TaskTools(workspace).functions, **self._registrar.functions(job, workspace)}
+            registrar = Registrar(self._bus, self._deployment, job, workspace, self._after)
+            functions = {**TaskTools(workspace).functions, "register_tool": registrar.register_tool}
             seconds = options.workspace.seconds + _MARGIN
             guard = Guard(job, folder / "marks")
             async with (
@@ -157,12 +159,12 @@ class TaskRuns:
                 toolbox(functions, guard, model=self._model.name, seconds=seconds) as executor,
             ):
                 born = await asyncio.to_thread(_born, folder)
-                await self._registrar.bring(job, workspace)
+                await registrar.bring()
                 agent = self._agent(endpoint, executor, f"{CONVERSATIONS}{creation.id}/{born}")
                 told = _Told(job)
                 answer = await agent.ask(creation.spec, told.event, idempotency_key="task")
                 told.end()
-                if answer.reason == "answered" and await self._registrar.registered(creation.id) is None:
+                if answer.reason == "answered" and await registered(self._records, creation.id) is None:
                     answer = await agent.ask(NUDGE, told.event, idempotency_key="nudge")
                     told.end()
                 return answer

@@ -25,7 +25,7 @@ from toolbus.bus.values.results import ConfigurationError, ToolError
 from toolbus.platform.catalogue import hook_of
 from toolbus.platform.coding.jobs import Puller
 from toolbus.platform.coding.options import Deployment, Model, deployment_of
-from toolbus.platform.coding.registering import STAGING, Forms, Registrar
+from toolbus.platform.coding.registering import STAGING, Forms
 from toolbus.platform.coding.repair import Repairs
 from toolbus.platform.coding.run import TaskRuns
 from toolbus.platform.store import Records
@@ -144,7 +144,7 @@ class CodingAgent(ToolService):
             self._running = running.pop_all()
 
     async def _begin(self, running: AsyncExitStack, bus: ToolBus, deployment: Deployment, model: Model) -> None:
-        runs = TaskRuns(bus, deployment, model, Registrar(bus, deployment, hook_of(Records(bus), os.environ)))
+        runs = TaskRuns(bus, deployment, model, hook_of(Records(bus), os.environ))
         worker = f"{socket.gethostname()}-{os.getpid()}"
         leftovers = Leftovers(bus, deployment)
         await leftovers.prepare()

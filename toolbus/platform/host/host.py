@@ -144,15 +144,15 @@ class HostLease:
         """Let another host serve a tool that this one has served alone; what goes wrong is told: the claim ends with its lease."""
         self._claims -= {tool}
         self._wanted -= {tool}
-        try:
-            await self._kept.release(self._host, [tool])
-        except BrokerError as error:
-            telemetry.log.warning("host.not_renewed", error=str(error))
+        await self._try(self._kept.release(self._host, [tool]))
 
     async def leave(self) -> None:
         """Forget this host's routes, and let others have its claims."""
+        await self._try(self._kept.leave(self._host, self._wanted))
+
+    async def _try(self, telling: Awaitable[object]) -> None:
         try:
-            await self._kept.leave(self._host, self._wanted)
+            await telling
         except BrokerError as error:
             telemetry.log.warning("host.not_renewed", error=str(error))
 
