@@ -30,7 +30,6 @@ class WorkspaceOptions(msgspec.Struct, frozen=True, kw_only=True):
         confined: whether commands run in namespaces of their own, which see the workspace, the system's programs and nothing else.
             A machine whose kernel does not let us refuses commands then. Say False only where the worker is confined itself, such
             as in a container of its own: its commands may then read and write what the worker can.
-        cache: folder of a cache of uv that tasks share, and a task can spoil for others; empty for a cache of the task's own.
         file_bytes: of one file.
         total_bytes: of all files of the task.
         entries: files and folders of the task.
@@ -45,7 +44,6 @@ class WorkspaceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     network: Network = "none"
     confined: bool = True
-    cache: str = ""
     file_bytes: int = 256 << 20
     total_bytes: int = 4 << 30
     entries: int = 200_000

@@ -20,6 +20,7 @@ from msgspec import Meta
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.schema.arguments import Validator
 from toolbus.bus.support.safe_text import text_of
+from toolbus.bus.support.waiting import at_most, either
 from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import Blob, ConfigurationError, DescriptorError, Progress, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
@@ -317,19 +318,13 @@ async def tried_container(tool: RecordedTool, source: ToolSource, examples: Sequ
 async def _called(workspace: Workspace, program: Program, project: str, url: str, arguments: Mapping[str, Any], *, network: bool) -> _Said:
     words = ["python", "-I", "-c", _CLIENT, url, "POST", msgspec.json.encode(arguments).decode(), str(_READY), str(_CALL)]
     client = await workspace.start(words, folder=project, seconds=_READY + _CALL + _MARGIN, network=network)
-    ends = [asyncio.ensure_future(each.finished()) for each in (client, program)]
     try:
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if not ends[0].done():
-            # Nobody will answer any more; an answer that is on its way arrives at once.
-            await asyncio.wait(ends[:1], timeout=_LAST)
-            await client.end()
-        finished = await ends[0]
+        await either(client.finished(), program.finished())
+        # When the program has ended, nobody will answer any more; an answer that is on its way arrives at once.
+        await at_most(_LAST, client.finished())
     finally:
-        for each in ends:
-            each.cancel()
-        await asyncio.gather(*ends, return_exceptions=True)
         await client.end()
+    finished = await client.finished()
     line = next((line for line in finished.output.splitlines() if line.startswith(_MARK)), "")
     try:
         said = msgspec.json.decode(line.removeprefix(_MARK), type=_Said)

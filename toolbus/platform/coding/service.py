@@ -154,8 +154,12 @@ class CodingAgent(ToolService):
         if deployment.options.repair:
             repairs = Repairs(bus, deployment.options, every=min(_LOOKS_EVERY, bus.settings.lease))
             repairing = asyncio.create_task(keep_running("repairs", repairs.run, every=0), name="toolbus-repairs")
-            running.push_async_callback(asyncio.gather, repairing, return_exceptions=True)
-            running.callback(repairing.cancel)
+
+            async def end() -> None:
+                repairing.cancel()
+                await asyncio.gather(repairing, return_exceptions=True)
+
+            running.push_async_callback(end)
 
     async def cleanup(self) -> None:
         """Give back what runs, and disconnect."""

@@ -227,14 +227,13 @@ class Program:
             self._pieces.put_nowait(begin)
 
 
-async def start(plan: Mapping[str, Any], environment: Mapping[str, str], most_output: int, on_start: Callable[[Program], None]) -> Program:
+async def _guarded(plan: Mapping[str, Any], environment: Mapping[str, str], most_output: int) -> Program:
     """Start a program under the launcher.
 
     Args:
         plan: the launcher's plan, without ``parent`` and ``report``.
         environment: all that the program sees of one.
         most_output: characters of its output that are kept.
-        on_start: called with it at once, so that it is never lost to a cancellation.
 
     Raises:
         ToolError: it can't be started.
@@ -248,9 +247,7 @@ async def start(plan: Mapping[str, Any], environment: Mapping[str, str], most_ou
         raise
     finally:
         os.close(writing)
-    program = Program(process, most_output, reading)
-    on_start(program)
-    return program
+    return Program(process, most_output, reading)
 
 
 async def process_of(words: Sequence[str], environment: Mapping[str, str], handed: Sequence[int] = ()) -> asyncio.subprocess.Process:
@@ -411,7 +408,7 @@ class Workspace:
         self._root = Path(os.path.abspath(root))  # noqa: PTH100 - links on the way to it are the deployment's own
         self._folder = self._root / task
         self.files = Folder(str(self._folder / "files"), self.options)
-        self._cache = Path(self.options.cache or self._folder / "cache")
+        self._cache = self._folder / "cache"
         self._closing: list[Callable[[], Awaitable[None]]] = []
         self._programs: set[Program] = set()
         self._network = ClosedNetwork()
@@ -438,11 +435,10 @@ class Workspace:
 
     def _make(self) -> None:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for each in (self._folder, *(self._folder / name for name in ("files", "home", "tmp", "root"))):
+        for each in (self._folder, *(self._folder / name for name in ("files", "home", "tmp", "root", "cache"))):
             each.mkdir(mode=0o700, exist_ok=True)
             if each.is_symlink():
                 raise ConfigurationError(f"{each} is a link, not a workspace: remove it")
-        self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     async def start(self, words: Sequence[str], *, folder: str = "", seconds: float = 0.0, network: bool = True) -> Program:
         """Start a program that runs until it ends, is ended, or the workspace is left.
@@ -512,7 +508,8 @@ class Workspace:
             "seconds": seconds,
             "file_bytes": options.file_bytes,
         }
-        program = await start(plan, environment, options.output, self._programs.add)
+        program = await _guarded(plan, environment, options.output)
+        self._programs.add(program)
         self._watch()
         program.limit(seconds)
         program.on_end(lambda: self._programs.discard(program))

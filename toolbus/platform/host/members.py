@@ -382,8 +382,4 @@ class Places:
             return
 
     def _free(self) -> Member | None:
-        found: Member | None = None
-        for member in self.members:
-            if member.free and (found is None or member.calls < found.calls):
-                found = member
-        return found
+        return min((member for member in self.members if member.free), key=lambda member: member.calls, default=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
@@ -41,7 +40,6 @@ class Pool:
         on_line: called with each line of the programs' output, and with what becomes of them; must return at once.
         may_run: whether a source may be started at this host; each one may when left out.
         timing: the times that the record does not say.
-        chance: draws the jitter of restarts.
     """
 
     def __init__(
@@ -54,15 +52,13 @@ class Pool:
         *,
         may_run: Callable[[ToolSource], bool] = lambda _: True,
         timing: Timing | None = None,
-        chance: random.Random | None = None,
     ) -> None:
         self.record = record
         self._on_change = on_change
         self._on_line = on_line
         timing = timing or Timing()
-        chance = chance or random.Random()  # noqa: S311 - jitter, not a secret
         sources = tuple(index for index, source in enumerate(record.sources) if may_run(source))
-        self._starts = Starts(sources, record.running.restarts, timing, asyncio.get_running_loop().time, chance)
+        self._starts = Starts(sources, record.running.restarts, timing)
         self._places = Places(self._changed)
         starter = Starter(record, runner, timing, self._line)
         self._supervisor = Supervisor(starter, self._starts, self._places, timing, self._changed)

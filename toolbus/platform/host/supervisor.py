@@ -29,23 +29,20 @@ class Starts:
         sources: indexes of the sources that may be started here.
         restarts: failures in a row until the tool counts as failed.
         timing: the delays.
-        clock: returns monotonic seconds.
-        chance: draws the jitter.
 
     Attributes:
         active: index of the source that is started next, or runs.
         failures: how many starts or instances failed since one has run well.
         last_error: one line, why the last one failed.
         permanent: whether it failed for a reason that no further try can help, until somebody mends it.
-        due: when the next start may be, by ``clock``.
+        due: when the next start may be, in the loop's time.
     """
 
-    def __init__(self, sources: tuple[int, ...], restarts: int, timing: Timing, clock: Callable[[], float], chance: random.Random) -> None:
+    def __init__(self, sources: tuple[int, ...], restarts: int, timing: Timing) -> None:
         self._sources = sources
         self._restarts = max(1, restarts)
         self._timing = timing
-        self._clock = clock
-        self._chance = chance
+        self._clock = asyncio.get_running_loop().time
         self._short_lives = 0
         self.active = sources[0] if sources else 0
         self.failures = 0
@@ -108,7 +105,7 @@ class Starts:
         self.last_error = error
         timing = self._timing
         delay = min(timing.longest_delay, timing.first_delay * 2.0 ** min(self.failures - 1, _MOST_EXPONENT))
-        self.due = self._clock() + delay * self._chance.uniform(0.5, 1.0)
+        self.due = self._clock() + delay * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
 
 
 _MOST_REASON = 500
