@@ -56,13 +56,12 @@ def read(key: str, document: bytes) -> Record:
         DescriptorError: it can't be used; the message begins with the key, and ends with the field.
     """
     try:
-        found = _checked(msgspec.json.decode(document, type=TYPES[parted(key)[0]]), key)
+        return _checked(msgspec.json.decode(document, type=TYPES[parted(key)[0]]), key)
     except DECODE_ERRORS as error:
         message, _, where = str(error).partition(" - at `")
         raise DescriptorError(f"{key}: {message}", path=where.rstrip("`") or "$") from None
     except DescriptorError as error:
         raise told(key, error) from None
-    return found
 
 
 def encode(record: Record) -> bytes:

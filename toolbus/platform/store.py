@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -142,7 +143,7 @@ class Records:
             DescriptorError: what is stored can't be used.
             BrokerError: the server could not be asked.
         """
-        return await self._tool(f"{RECORD_KEY}{tool_id}")
+        return await self._one(f"{RECORD_KEY}{tool_id}")
 
     async def pending(self, tool_id: str) -> RecordedTool | None:
         """Return the record of a tool that waits for approval, or None.
@@ -151,7 +152,7 @@ class Records:
             DescriptorError: what is stored can't be used.
             BrokerError: the server could not be asked.
         """
-        return await self._tool(f"{PENDING_KEY}{tool_id}")
+        return await self._one(f"{PENDING_KEY}{tool_id}")
 
     async def put(self, record: Record, *, pending: bool = False) -> None:
         """Store a record, in place of one with the same id.
@@ -199,9 +200,7 @@ class Records:
         def changes(items: Mapping[str, bytes]) -> tuple[list[ItemChange], RecordedTool]:
             if key not in items:
                 raise ConfigurationError(f"no tool {tool_id!r} is recorded")
-            before = read(key, items[key])
-            assert isinstance(before, RecordedTool)  # noqa: S101 - its key says so
-            after = change(before)
+            after = change(_tool(key, items[key]))
             return [ItemChange(key, items[key], encode(after))], after
 
         return await self._change(changes)
@@ -239,8 +238,7 @@ class Records:
 
         def changes(items: Mapping[str, bytes]) -> tuple[list[ItemChange], RecordedTool]:
             document = _waiting(items, tool_id)
-            tool = read(waiting, document)
-            assert isinstance(tool, RecordedTool)  # noqa: S101 - its key says so
+            tool = _tool(waiting, document)
             found = digest_of(tool)
             if digest and not found.startswith(digest):
                 raise ConfigurationError(f"the tool {tool_id!r} that waits has the digest {found} now, not {digest!r}; look at it again")
@@ -262,12 +260,9 @@ class Records:
         waiting = f"{PENDING_KEY}{tool_id}"
 
         def changes(items: Mapping[str, bytes]) -> tuple[list[ItemChange], RecordedTool | None]:
-            document = _waiting(items, tool_id)
-            try:
-                tool = read(waiting, document)
-            except DescriptorError:
-                tool = None
-            known = tool if isinstance(tool, RecordedTool) else None
+            document, known = _waiting(items, tool_id), None
+            with contextlib.suppress(DescriptorError):
+                known = _tool(waiting, document)
             if digest and (known is None or not digest_of(known).startswith(digest)):
                 raise ConfigurationError(f"the tool {tool_id!r} that waits does not have the digest {digest!r}; look at it again")
             return [ItemChange(waiting, document, None)], known
@@ -304,10 +299,9 @@ class Records:
 
         await self._change(made)
 
-    async def _tool(self, key: str) -> RecordedTool | None:
+    async def _one(self, key: str) -> RecordedTool | None:
         document = (await self._items()).get(key)
-        found = None if document is None else read(key, document)
-        return found if isinstance(found, RecordedTool) else None
+        return None if document is None else _tool(key, document)
 
     async def _change(self, changes: Callable[[Mapping[str, bytes]], tuple[list[ItemChange], T]]) -> T:
         """Make changes of what is stored now; again when somebody else was quicker."""
@@ -333,6 +327,12 @@ async def _newer(bus: ToolBus) -> None:
     catalogue = bus.tools.catalogue
     seen = catalogue.documents.version
     await at_most(_HEARD, catalogue.wait(lambda: catalogue.documents.version != seen))
+
+
+def _tool(key: str, document: bytes) -> RecordedTool:
+    found = read(key, document)
+    assert isinstance(found, RecordedTool)  # noqa: S101 - its key says so
+    return found
 
 
 def _waiting(items: Mapping[str, bytes], tool_id: str) -> bytes:

@@ -44,7 +44,7 @@ class DockerRunner(Runner):
         self._ports = FreePorts()
         self._kept: set[str] = set()
 
-    async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> ProgramInstance[Container]:
+    async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> ProgramInstance:
         """Start a container, and return when its program is ready."""
         cli, images = self._tools
         image = image_of(source, tool.tool_id)
@@ -56,7 +56,7 @@ class DockerRunner(Runner):
             words, variables = create_words(source, image, name, ports, labels_of(self._host, tool.tool_id), cli)
             _check_free(ports)
             await images.have(image, source.host_dir, line)
-            readiness = Readiness[Container](source, ports.outside, shown=ports.inside)
+            readiness = Readiness(source, ports.outside, shown=ports.inside)
             container = Container(cli, name, readiness.seeing(line))
             self._kept.add(name)
             # One that can't be removed now is removed by ``clean``.

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from toolbus.bus.support.waiting import either
 from toolbus.bus.values.results import ToolResult
@@ -17,7 +17,7 @@ from toolbus.platform.backends.program import Program
 from toolbus.platform.backends.runner import CannotStart, Instance, Line, Output
 from toolbus.platform.records import RecordedTool, ToolSource
 
-R = TypeVar("R", bound=Program | Container)
+Running = Program | Container
 
 _FIRST, _MOST = 0.02, 0.25
 _CONNECT = 2.0
@@ -28,7 +28,7 @@ class NotReady(CannotStart):
     """A program was not ready in time."""
 
 
-class Readiness(Generic[R]):
+class Readiness:
     """Says when a program is ready, and whether it is well.
 
     Args:
@@ -66,7 +66,7 @@ class Readiness(Generic[R]):
             return f"no line with {self._what!r} was written"
         return f"nothing listens on port {self._shown}"
 
-    async def wait(self, running: R, calls: HttpCalls) -> None:
+    async def wait(self, running: Running, calls: HttpCalls) -> None:
         """Wait until the program is ready; for ever, if it never is."""
         if self._kind == "log":
             await self._written.wait()
@@ -80,7 +80,7 @@ class Readiness(Generic[R]):
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, _MOST)
 
-    async def is_own(self, running: R) -> bool:
+    async def is_own(self, running: Running) -> bool:
         """Return whether it is the program that listens at the port."""
         return True
 
@@ -99,7 +99,7 @@ class Readiness(Generic[R]):
         return False
 
 
-async def until_ready(name: str, running: R, readiness: Readiness[R], calls: HttpCalls, within: float) -> bool:
+async def until_ready(name: str, running: Running, readiness: Readiness, calls: HttpCalls, within: float) -> bool:
     """Wait until a program is ready; return False if it ended before.
 
     Args:
@@ -124,9 +124,7 @@ async def until_ready(name: str, running: R, readiness: Readiness[R], calls: Htt
     return error is None
 
 
-def calls_of(
-    tool: RecordedTool, source: ToolSource, port: int, running: Program | Container, told_within: float = TOLD_WITHIN
-) -> HttpCalls:
+def calls_of(tool: RecordedTool, source: ToolSource, port: int, running: Running, told_within: float = TOLD_WITHIN) -> HttpCalls:
     """Return the calls of a program of this machine."""
     endpoint = Endpoint(
         base=f"http://{LOOPBACK}:{port}",
@@ -151,7 +149,7 @@ async def held() -> AsyncIterator[AsyncExitStack]:
         raise
 
 
-class ProgramInstance(Instance, Generic[R]):
+class ProgramInstance(Instance):
     """One running program.
 
     Args:
@@ -161,7 +159,7 @@ class ProgramInstance(Instance, Generic[R]):
         release: what it has beside itself, which is let go when it has ended.
     """
 
-    def __init__(self, running: R, calls: HttpCalls, readiness: Readiness[R], release: AsyncExitStack) -> None:
+    def __init__(self, running: Running, calls: HttpCalls, readiness: Readiness, release: AsyncExitStack) -> None:
         self._running = running
         self._calls = calls
         self._readiness = readiness

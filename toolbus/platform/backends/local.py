@@ -20,7 +20,7 @@ from toolbus.bus.values.secrets import harmless
 from toolbus.platform.backends import marks, program
 from toolbus.platform.backends.confinement import Confinement, base_python, bound
 from toolbus.platform.backends.http import HttpCalls
-from toolbus.platform.backends.instances import ProgramInstance, Readiness, calls_of, held, until_ready
+from toolbus.platform.backends.instances import ProgramInstance, Readiness, Running, calls_of, held, until_ready
 from toolbus.platform.backends.keeper import descendants
 from toolbus.platform.backends.marks import LOOPBACK, Ports, listening
 from toolbus.platform.backends.program import Program
@@ -160,7 +160,7 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "toolbus" / "programs"
 
 
-class _AtItsPort(Readiness[Program]):
+class _AtItsPort(Readiness):
     """Says when a program is ready that has the port itself, and sees who listens there.
 
     Attributes:
@@ -170,7 +170,7 @@ class _AtItsPort(Readiness[Program]):
 
     taken = everywhere = False
 
-    async def is_own(self, running: Program) -> bool:
+    async def is_own(self, running: Running) -> bool:
         """Return whether it is the program that listens; true where the system does not say."""
         found = await asyncio.to_thread(lambda: listening(self.port, [running.pid, *descendants(running.pid)]))
         self.taken = found.known and found.anyone and not found.ours
@@ -198,7 +198,7 @@ class LocalRunner(Runner):
         # Tools of which the log says that others can reach their programs.
         self._exposed: set[str] = set()
 
-    async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> ProgramInstance[Program]:
+    async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> ProgramInstance:
         """Start a program, and return when it is ready."""
         folder = _folder(source)
         environment = _environment(source)
@@ -225,7 +225,7 @@ class LocalRunner(Runner):
 
     async def _start(
         self, tool: RecordedTool, source: ToolSource, folder: Path, environment: Mapping[str, str], line: Line, release: AsyncExitStack
-    ) -> ProgramInstance[Program]:
+    ) -> ProgramInstance:
         """Start it at a port, which is given back with the rest of what it has."""
         async with held() as own:
             port = self._ports.take()
@@ -233,7 +233,7 @@ class LocalRunner(Runner):
             environment = {**environment, "PORT": str(port)}
             confined = await self._confinement.applies(tool)
             relayed = confined and source.network != "host"
-            readiness = Readiness[Program](source, port, relayed=True) if relayed else _AtItsPort(source, port)
+            readiness = Readiness(source, port, relayed=True) if relayed else _AtItsPort(source, port)
             line = readiness.seeing(line)
             if confined:
                 running = await self._start_confined(tool, source, folder, environment, port, line)
@@ -317,7 +317,7 @@ class _PortTaken(CannotStart):
     """The port was taken meanwhile."""
 
 
-async def _ready(running: Program, readiness: Readiness[Program], calls: HttpCalls, source: ToolSource) -> None:
+async def _ready(running: Program, readiness: Readiness, calls: HttpCalls, source: ToolSource) -> None:
     """Wait until a program is ready.
 
     Raises:

@@ -95,8 +95,8 @@ class Folder:
                 _replace(name, folder, data, stat.S_IMODE(old.st_mode) & 0o777 if old else 0o644)
         return size
 
-    def read(self, path: str, most: int, start: int = 0) -> tuple[bytes, int]:
-        """Return at most ``most`` bytes of a file from ``start``, with the file's size.
+    def read(self, path: str, most: int) -> tuple[bytes, int]:
+        """Return at most ``most`` bytes of a file, with the file's size.
 
         Raises:
             ToolError: the path leads out, or is no regular file.
@@ -106,7 +106,6 @@ class Folder:
             descriptor = os.open(name, os.O_RDONLY | _FILE, dir_fd=folder)
             with os.fdopen(descriptor, "rb") as file:
                 status = _checked(os.fstat(descriptor), path)
-                file.seek(start)
                 return file.read(most), status.st_size
 
     def make(self, path: str) -> str:

@@ -160,7 +160,15 @@ class TaskRuns:
             ):
                 born = await asyncio.to_thread(_born, folder)
                 await registrar.bring()
-                agent = self._agent(endpoint, executor, f"{CONVERSATIONS}{creation.id}/{born}")
+                agent = Agent(
+                    endpoint,
+                    executor,
+                    system=system(options),
+                    max_turns=options.requests,
+                    max_seconds=options.seconds,
+                    conversations=self._bus.executor().conversations,
+                    conversation=f"{CONVERSATIONS}{creation.id}/{born}",
+                )
                 told = _Told(job)
                 answer = await agent.ask(creation.spec, told.event, idempotency_key="task")
                 told.end()
@@ -168,18 +176,6 @@ class TaskRuns:
                     answer = await agent.ask(NUDGE, told.event, idempotency_key="nudge")
                     told.end()
                 return answer
-
-    def _agent(self, endpoint: MeteredEndpoint, executor: ToolExecutor, conversation: str) -> Agent:
-        options = self._deployment.options
-        return Agent(
-            endpoint,
-            executor,
-            system=system(options),
-            max_turns=options.requests,
-            max_seconds=options.seconds,
-            conversations=self._bus.executor().conversations,
-            conversation=conversation,
-        )
 
 
 class _Told:
