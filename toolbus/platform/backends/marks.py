@@ -63,7 +63,7 @@ def _end(is_meant: Callable[[str], bool]) -> dict[int, str]:
         if not found:
             break
         for pid in found:
-            ended.setdefault(pid, _said(pid, "comm").decode("utf-8", "replace").strip() or "?")
+            ended.setdefault(pid, _read(pid, "comm").decode("utf-8", "replace").strip() or "?")
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
@@ -78,12 +78,12 @@ def _marked() -> Iterator[tuple[int, str]]:
     except OSError:
         return
     for pid in pids:
-        mark = next((each for each in _said(pid, "environ").split(b"\0") if each.startswith(wanted)), b"")
+        mark = next((each for each in _read(pid, "environ").split(b"\0") if each.startswith(wanted)), b"")
         if mark and pid != os.getpid():
             yield pid, mark[len(wanted) :].decode("utf-8", "replace")
 
 
-def _said(pid: int, file: str) -> bytes:
+def _read(pid: int, file: str) -> bytes:
     """Return what the system says of a process in a file; nothing when there is no such process, or it is another user's."""
     try:
         return (_PROC / str(pid) / file).read_bytes()
@@ -104,7 +104,7 @@ def _namespace() -> str:
 
 def _started(pid: int) -> str:
     """Return when a process was started, in ticks since the machine was; empty when there is none, or it is a zombie."""
-    fields = _said(pid, "stat").rpartition(b")")[2].split()
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
     return "" if not fields or fields[0] in b"ZX" else fields[19].decode()
 
 

@@ -21,7 +21,7 @@ from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.function import held
 from toolbus.bus.worker.service import ToolService
 from toolbus.bus.worker.worker import Worker
-from toolbus.platform.coding.jobs import Guard, Job, MeteredEndpoint, Outcome, OverBudget
+from toolbus.platform.coding.jobs import Guard, Job, MeteredEndpoint, Outcome
 from toolbus.platform.coding.options import CodingOptions, Deployment, Model
 from toolbus.platform.coding.registering import Hook, Registrar, registered
 from toolbus.platform.coding.tools import TaskTools
@@ -129,8 +129,6 @@ class TaskRuns:
         """
         try:
             answer = await self._answered(job)
-        except OverBudget as error:
-            return Outcome("failed", str(error))
         except ConversationBusy:
             # Its last process is still there.
             return Outcome("queued", "", self._bus.creations.lease / 2)

@@ -219,15 +219,5 @@ class CodingAgent(ToolService):
 
 
 def _told(task: Creation) -> dict[str, Any]:
-    return {
-        "task_id": task.id,
-        "status": task.status,
-        "about": task.about,
-        "progress": task.progress,
-        "attempts": task.attempts,
-        "created": task.created,
-        "started": task.started,
-        "ended": task.ended,
-        "tokens": task.spent.tokens,
-        "price": task.spent.price / 1e6,
-    }
+    fields = {name: getattr(task, name) for name in ("status", "about", "progress", "attempts", "created", "started", "ended")}
+    return {"task_id": task.id, **fields, "tokens": task.spent.tokens, "price": task.spent.price / 1e6}

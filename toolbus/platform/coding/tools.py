@@ -7,6 +7,7 @@ import contextlib
 import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import anyio
@@ -89,7 +90,6 @@ class Environments:
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._options = workspace.options
-        self._cli: ContainerCli | None = None
         self._made: dict[str, Environment] = {}
         self._changing = asyncio.Lock()
 
@@ -112,7 +112,7 @@ class Environments:
             if len(self._made) >= self._options.containers:
                 known = ", ".join(self._made)
                 raise ToolError(f"the task has {len(self._made)} environments, which is the most: destroy one of {known}", code="too_many")
-            cli = self._found()
+            cli = self._cli
             if folder:
                 image = f"toolbus-task/{self._workspace.task.lower()}-{name}:built"
                 network = ("--network", "none") if self._options.network == "none" else ()
@@ -135,7 +135,7 @@ class Environments:
             CannotStart: docker is away.
             ToolError: there is no such container.
         """
-        made, cli = self._known(name), self._found()
+        made, cli = self._known(name), self._cli
         mark = secrets.token_hex(8)
         words = [cli.path, "exec", "--workdir", _INSIDE, "--env", f"{_MARK}={mark}", made.container, "/bin/sh", "-c", command]
         program = ContainerProgram(await process_of(words, cli.environment()), self._options.output)
@@ -152,7 +152,7 @@ class Environments:
             ToolError: there is no such container.
         """
         async with self._changing:
-            old, cli = self._known(name), self._found()
+            old, cli = self._known(name), self._cli
             image = f"toolbus-task/{self._workspace.task.lower()}-{name}:{secrets.token_hex(4)}"
             await cli.run("commit", old.container, image, within=_BUILD_WITHIN)
             new = Environment(name, self._container(name), old.image, _chosen(ports), image)
@@ -177,7 +177,7 @@ class Environments:
             ToolError: there is no such container.
         """
         async with self._changing:
-            made, cli = self._known(name), self._found()
+            made, cli = self._known(name), self._cli
             await cli.run("rm", "--force", "--volumes", made.container)
             await self._removed(made)
             del self._made[name]
@@ -189,7 +189,7 @@ class Environments:
         self._made.clear()
 
     async def _start(self, made: Environment, image: str = "") -> None:
-        options, cli = self._options, self._found()
+        options, cli = self._options, self._cli
         files = self._workspace.files.path
         if any(each in files for each in ',"\n'):
             raise ToolError("the workspace's path has a character that docker's mounts can't hold", type="unavailable", code="bad_root")
@@ -208,10 +208,10 @@ class Environments:
 
     async def _removed(self, made: Environment) -> None:
         with anyio.CancelScope(shield=True), contextlib.suppress(CliFailed):
-            await self._found().run("rm", "--force", "--volumes", made.container)
+            await self._cli.run("rm", "--force", "--volumes", made.container)
         if made.own_image:
             with anyio.CancelScope(shield=True), contextlib.suppress(CliFailed):
-                await self._found().run("rmi", "--force", made.own_image)
+                await self._cli.run("rmi", "--force", made.own_image)
 
     def _container(self, name: str) -> str:
         return f"toolbus-{self._workspace.task}-{name}-{secrets.token_hex(4)}"
@@ -223,11 +223,11 @@ class Environments:
             raise ToolError(f"there is no environment {name[:80]!r}; there are: {known}", type="not_found", code="no_environment")
         return made
 
-    def _found(self) -> ContainerCli:
+    @cached_property
+    def _cli(self) -> ContainerCli:
         if not self._options.docker:
             raise ToolError("this deployment gives tasks no containers: use create_uv_project", type="forbidden", code="no_docker")
-        self._cli = self._cli or ContainerCli.found()
-        return self._cli
+        return ContainerCli.found()
 
 
 def _chosen(ports: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:

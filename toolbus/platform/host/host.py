@@ -150,9 +150,9 @@ class HostLease:
         """Forget this host's routes, and let others have its claims."""
         await self._try(self._kept.leave(self._host, self._wanted))
 
-    async def _try(self, telling: Awaitable[object]) -> None:
+    async def _try(self, request: Awaitable[object]) -> None:
         try:
-            await telling
+            await request
         except BrokerError as error:
             telemetry.log.warning("host.not_renewed", error=str(error))
 
