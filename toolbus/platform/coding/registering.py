@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from toolbus.bus.client.bus import ToolBus
+from toolbus.bus.outbound import decoded
 from toolbus.bus.schema.arguments import Validator
 from toolbus.bus.support.safe_text import text_of
 from toolbus.bus.support.waiting import at_most, either
@@ -349,13 +350,7 @@ def _refused(why: str, printed: str) -> ToolError:
 
 
 def _is_json(text: str) -> bool:
-    if len(text) >= _MOST_KEPT:
-        return True
-    try:
-        msgspec.json.decode(text)
-    except DECODE_ERRORS:
-        return False
-    return True
+    return len(text) >= _MOST_KEPT or decoded(text) is not None or text.strip() == "null"
 
 
 def _short(arguments: Mapping[str, Any]) -> str:

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-import anyio
 import msgspec
 
 from toolbus.bus import telemetry
@@ -190,17 +189,23 @@ async def relayed(call: Callable[[Output], Coroutine[Any, Any, ToolResult]]) -> 
     Raises:
         ToolError: the call failed.
     """
-    sending, items = anyio.create_memory_object_stream[Item](_MOST_WAITING)
-    working = asyncio.create_task(call(sending.send))
-    working.add_done_callback(lambda _: sending.close())
-    with items:
-        try:
-            async for item in items:
-                yield item
-            yield working.result()
-        finally:
-            working.cancel()
-            await asyncio.wait({working})
+    items = asyncio.Queue[Item | None]()
+    room = asyncio.Semaphore(_MOST_WAITING)
+
+    async def take(item: Item) -> None:
+        await room.acquire()
+        items.put_nowait(item)
+
+    working = asyncio.create_task(call(take))
+    working.add_done_callback(lambda _: items.put_nowait(None))
+    try:
+        while (item := await items.get()) is not None:
+            room.release()
+            yield item
+        yield working.result()
+    finally:
+        working.cancel()
+        await asyncio.wait({working})
 
 
 # A call's own deadline ends everything; a little before it, its caller can still be told what it waited for.
