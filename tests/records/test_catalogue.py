@@ -16,7 +16,7 @@ from toolbus.bus.broker.admin import Admin
 from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
-from toolbus.platform.catalogue import CatalogueUnavailable, Item, catalogue_at, match_group, match_tool, synchronise, synchronise_after
+from toolbus.platform.catalogue import CatalogueUnavailable, Item, catalogue_at, synchronise, synchronise_after, why_matches
 from toolbus.platform.records import ToolMeta
 from toolbus.platform.store import Records
 
@@ -194,7 +194,9 @@ MATCHES: dict[str, tuple[Item, str]] = {
 def test_a_match_says_why(case: str) -> None:
     """By name, or by keywords that the category supports."""
     item, word = MATCHES[case]
-    why = match_tool(item, recorded("image_stitcher", name="Panorama", description=STITCHER.description, category="Media"))
+    why = why_matches(
+        item, "image_stitcher", recorded("image_stitcher", name="Panorama", description=STITCHER.description, category="Media").meta
+    )
     assert (word in why) if word else why == ""
     group = ToolGroup("image_stitcher", "Panorama", STITCHER.description, "Media")
-    assert match_group(item, group) == why
+    assert why_matches(item, group.group_id, group) == why

@@ -21,7 +21,7 @@ from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.secrets import secret
-from toolbus.platform.records import RecordedTool
+from toolbus.platform.records import RecordedTool, ToolMeta
 from toolbus.platform.store import Records, Snapshot
 
 CONNECTED = "connected"
@@ -118,15 +118,9 @@ _COMMON = frozenset(
 )  # fmt: skip
 
 
-def match_tool(item: Item, tool: RecordedTool) -> str:
-    """Return why an item is a tool, or an empty text when it is not."""
-    meta = tool.meta
-    return _by_name(item, meta.tool_id, meta.name) or _by_words(item, f"{meta.name} {meta.description}", meta.category)
-
-
-def match_group(item: Item, group: ToolGroup) -> str:
-    """Return why an item is a group of tools, or an empty text when it is not."""
-    return _by_name(item, group.group_id, group.name) or _by_words(item, f"{group.name} {group.description}", group.category)
+def why_matches(item: Item, name: str, about: ToolMeta | ToolGroup) -> str:
+    """Return why an item is the tool, or the group of tools, with this id; an empty text when it is not."""
+    return _by_name(item, name, about.name) or _by_words(item, f"{about.name} {about.description}", about.category)
 
 
 def _by_name(item: Item, name: str, title: str) -> str:
@@ -219,13 +213,11 @@ async def synchronise(records: Records, catalogue: Catalogue) -> Report:
 
 
 def _matches(item: Item, snapshot: Snapshot) -> Iterable[Match]:
-    for tool_id, tool in snapshot.tools.items():
-        known = "it is connected already" if item.slug in tool.meta.tool_slug_ids else ""
-        if why := match_tool(item, tool) or known:
-            yield Match(item.slug, "tool", tool_id, why)
-    for group_id, group in snapshot.groups.items():
-        if why := match_group(item, group) or ("it is connected already" if group_id in item.group_ids else ""):
-            yield Match(item.slug, "group", group_id, why)
+    tools = [("tool", name, tool.meta, item.slug in tool.meta.tool_slug_ids) for name, tool in snapshot.tools.items()]
+    groups = [("group", name, group, name in item.group_ids) for name, group in snapshot.groups.items()]
+    for kind, name, about, is_connected in (*tools, *groups):
+        if why := why_matches(item, name, about) or ("it is connected already" if is_connected else ""):
+            yield Match(item.slug, kind, name, why)
 
 
 async def _connected(

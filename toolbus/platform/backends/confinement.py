@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import socket
 import stat
 import subprocess
@@ -16,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolbus.platform.backends.runner import CannotStart, impossible
+from toolbus.platform.backends.runner import CannotStart, fitting, impossible
 from toolbus.platform.records import RecordedTool, ToolSource
 from toolbus.platform.review import CONFINED_MEMORY, CONFINED_PROCESSES
 
@@ -32,8 +31,7 @@ READABLE = (
 """Folders and files of the system that a program sees beside Python's own folder: programs, and settings without secrets."""
 
 _FILE_BYTES = 256 << 20
-_MEMORY = re.compile(r"([1-9][0-9]{0,12})([bkmg]?)", re.IGNORECASE)
-_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 # Numbers that systems leave for users who exist only while something runs.
 _FIRST_USER, _USERS = 61_184, 4_336
 _TRIED_WITHIN = 30.0
@@ -174,7 +172,5 @@ def _plan(words: Sequence[str], root: str, read: Sequence[str], memory: int) -> 
 
 
 def _bytes_of(text: str) -> int:
-    found = _MEMORY.fullmatch(text)
-    if found is None:
-        raise impossible(f"memory is {text[:80]!r}: give a number with b, k, m or g, like 512m")
-    return int(found[1]) * _UNITS[found[2].lower()]
+    memory = fitting("memory", text).lower()
+    return int(memory.rstrip("bkmg")) * _UNITS.get(memory[-1], 1)

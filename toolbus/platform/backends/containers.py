@@ -21,8 +21,7 @@ from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.secrets import harmless
 from toolbus.platform.backends import marks, program
 from toolbus.platform.backends.marks import LOOPBACK
-from toolbus.platform.backends.runner import CannotStart, Line, impossible, variables_of
-from toolbus.platform.checks import FORMS
+from toolbus.platform.backends.runner import CannotStart, Line, fitting, impossible, variables_of
 from toolbus.platform.documents import digest_of_folder
 from toolbus.platform.records import ToolSource
 
@@ -273,7 +272,7 @@ def create_words(
         words += ["--mount", _mount(each, source.host_dir)]
     for field in ("network", "gpus", "memory"):
         if value := getattr(source, field):
-            words += [f"--{field}", _fitting(field, value)]
+            words += [f"--{field}", fitting(field, value)]
     if source.memory:
         words += ["--memory-swap", source.memory]
     if source.cpus < 0:
@@ -296,7 +295,7 @@ def image_of(source: ToolSource, tool_id: str) -> str:
     """
     if not source.image and source.host_dir:
         return f"toolbus/{re.sub(r'[^a-z0-9]+', '-', tool_id.lower()).strip('-') or 'tool'}:latest"
-    return _fitting("image", source.image)
+    return fitting("image", source.image)
 
 
 def _pair(text: str, free: int) -> tuple[int, int, str]:
@@ -353,13 +352,6 @@ def _socket_in(path: Path) -> Path | None:
     except OSError as error:
         raise impossible(f"the mount {str(path)[:200]!r} can't be read: {error.strerror}") from None
     return None
-
-
-def _fitting(field: str, value: str) -> str:
-    form, wanted = FORMS[field]
-    if not form.fullmatch(value):
-        raise impossible(f"{field} is {value[:80]!r}: give {wanted}")
-    return value
 
 
 BUILD_LABEL = "toolbus.build"

@@ -9,7 +9,7 @@ from typing import Any
 
 from toolbus.bus.values.results import Blob, ConfigurationError, Progress, ToolbusError, ToolResult
 from toolbus.bus.values.secrets import value_of
-from toolbus.platform.checks import VARIABLE
+from toolbus.platform.checks import FORMS, VARIABLE
 from toolbus.platform.records import RecordedTool, ToolSource
 
 Line = Callable[[str], None]
@@ -40,6 +40,18 @@ class CannotStart(ToolbusError):
 def impossible(message: str) -> CannotStart:
     """Return the error of a source that can't be started until somebody changes the record, the folder or the host."""
     return CannotStart(message, permanent=True)
+
+
+def fitting(field: str, value: str) -> str:
+    """Return the value of a field of a source, which has the form of that field.
+
+    Raises:
+        CannotStart: it has not.
+    """
+    form, wanted = FORMS[field]
+    if not form.fullmatch(value):
+        raise impossible(f"{field} is {value[:80]!r}: give {wanted}")
+    return value
 
 
 def variables_of(source: ToolSource) -> dict[str, str]:

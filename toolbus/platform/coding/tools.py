@@ -309,15 +309,8 @@ def ending(finished: Finished, options: WorkspaceOptions) -> str:
     """Return how a program ended, as a text."""
     if not finished.reason:
         return f"exit status {finished.status}, {finished.seconds:.1f} s"
-    text = REASONS.get(finished.reason, finished.reason)
-    return text.format(
-        seconds=finished.seconds,
-        memory=options.memory,
-        processes=options.processes,
-        printed=MOST_PRINTED,
-        total_bytes=options.total_bytes,
-        entries=options.entries,
-    )
+    limits = {**msgspec.structs.asdict(options), "seconds": finished.seconds, "printed": MOST_PRINTED}
+    return REASONS.get(finished.reason, finished.reason).format(**limits)
 
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,38}[a-z0-9])?")
@@ -357,7 +350,7 @@ class TaskTools:
         self._options = workspace.options
         self._environments = Environments(workspace)
         self._in_uv, self._in_docker = Background(workspace.options), Background(workspace.options)
-        workspace.at_end(self._environments.aclose)
+        workspace.at_end.push_async_callback(self._environments.aclose)
         self.functions: dict[str, Callable[..., Any]] = {name: getattr(self, name) for name in _TOOLS}
 
     # -- files ------------------------------------------------------------------------------------

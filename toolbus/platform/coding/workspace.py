@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -395,6 +395,7 @@ class Workspace:
 
     Attributes:
         files: the task's files; blocking, so call them in a thread.
+        at_end: what is closed when it is left, before its programs are ended.
 
     Raises:
         ConfigurationError: the id is none that a folder can have.
@@ -409,7 +410,7 @@ class Workspace:
         self._folder = self._root / task
         self.files = Folder(str(self._folder / "files"), self.options)
         self._cache = self._folder / "cache"
-        self._closing: list[Callable[[], Awaitable[None]]] = []
+        self.at_end = contextlib.AsyncExitStack()
         self._programs: set[Program] = set()
         self._network = ClosedNetwork()
         self._watching: asyncio.Task[None] | None = None
@@ -418,14 +419,9 @@ class Workspace:
         await asyncio.to_thread(self._make)
         return self
 
-    def at_end(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Have something closed when the workspace is left, before its programs are ended."""
-        self._closing.append(close)
-
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with anyio.CancelScope(shield=True):
-            while self._closing:
-                await self._closing.pop()()
+            await self.at_end.aclose()
             await asyncio.gather(*(each.end() for each in tuple(self._programs)))
             if self._watching is not None:
                 self._watching.cancel()
