@@ -213,9 +213,10 @@ async def synchronise(records: Records, catalogue: Catalogue) -> Report:
 
 
 def _matches(item: Item, snapshot: Snapshot) -> Iterable[Match]:
-    tools = [("tool", name, tool.meta, item.slug in tool.meta.tool_slug_ids) for name, tool in snapshot.tools.items()]
-    groups = [("group", name, group, name in item.group_ids) for name, group in snapshot.groups.items()]
-    for kind, name, about, is_connected in (*tools, *groups):
+    known: list[tuple[str, str, ToolMeta | ToolGroup, bool]]
+    known = [("tool", name, tool.meta, item.slug in tool.meta.tool_slug_ids) for name, tool in snapshot.tools.items()]
+    known += [("group", name, group, name in item.group_ids) for name, group in snapshot.groups.items()]
+    for kind, name, about, is_connected in known:
         if why := why_matches(item, name, about) or ("it is connected already" if is_connected else ""):
             yield Match(item.slug, kind, name, why)
 

@@ -239,6 +239,8 @@ class Connections:
 class KeptConnection(asyncio.Protocol):
     """One connection, with the answer to its last request."""
 
+    _is_head = _has_headers = _is_complete = _can_stay = _is_paused = False
+
     def __init__(self, owner: Connections, loop: asyncio.AbstractEventLoop) -> None:
         self._owner = owner
         self._loop = loop
