@@ -178,7 +178,7 @@ def read_folder(folder: Path) -> Found:
     if not files and not found.wrong:
         raise ConfigurationError(f"there is none of {REGISTRY}, {SOURCES} and {GROUPS} in {str(folder)!r}")
     unreadable = SOURCES in {each.file for each in found.wrong if not each.id}
-    tools, sources = files.get(REGISTRY), files.pop(SOURCES, {})
+    sources = files.pop(SOURCES, {})
     makers: Mapping[str, Callable[[str, Any, Found], Record]] = {
         REGISTRY: lambda name, entry, found: _tool(name, entry, sources.get(name), found, unreadable=unreadable),
         GROUPS: _group,
@@ -190,9 +190,9 @@ def read_folder(folder: Path) -> Found:
                 found.wrong.append(Wrong(file, name, f"it stands there {len(each)} times"))
             else:
                 _take(found, file, name, partial(makers[file], name, each[0], found))
-    if tools is not None:
-        lost = sources.keys() - tools.keys()
-        found.wrong.extend(Wrong(SOURCES, name, f"{REGISTRY} has no tool of this id") for name in sorted(lost))
+        if file == REGISTRY:
+            lost = sources.keys() - by_id.keys()
+            found.wrong.extend(Wrong(SOURCES, name, f"{REGISTRY} has no tool of this id") for name in sorted(lost))
     return found
 
 
