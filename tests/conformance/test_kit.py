@@ -29,7 +29,6 @@ from toolbus.operations.conformance.checks import LEVELS, Broken, NotChecked, Ou
 from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.report import Report
 from toolbus.operations.conformance.scene import Program, run_checks
-from toolbus.operations.conformance.worker_calls import check_order, taken_over, unseen, wait_for_text
 from toolbus.operations.conformance.worker_checks import WORKER
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 from website.stage import prepared
@@ -164,9 +163,7 @@ def test_a_killed_worker_leaves_no_row_behind(folder: Path) -> None:
 
     async def dies(scene: WorkerScene) -> None:
         (instance,) = await scene.instances()
-        worker, scene.worker = scene.worker, None
-        assert worker is not None
-        await scene.program.kill(worker)
+        await scene.program.kill(scene.worker)
         await scene.probe.run("ZADD", scene.keys.live, "XX", 1, f"conformance/{instance}")
         await scene.kill_worker()
         left.extend(await scene.probe.run("ZRANGE", scene.keys.live, 0, -1))
@@ -183,12 +180,12 @@ def test_calls_that_a_check_leaves_are_gone_before_the_next_one() -> None:
     """A call that one check leaves running is over when the next one begins, and no poison waits for it there."""
 
     async def leaves_a_call(scene: WorkerScene) -> None:
-        await wait_for_text(scene, await scene.publish("count", {"to": 1_000, "delay": 0.1}))
+        await scene.wait_for_text(await scene.publish("count", {"to": 1_000, "delay": 0.1}))
         raise NotChecked("it leaves a call")
 
     async def needs_an_idle_worker(scene: WorkerScene) -> None:
         dead = await scene.play_worker(lives=False)
-        await taken_over(scene, await unseen(scene, "echo", {"text": "poison"}, dead, scene.settings.max_deliveries))
+        await scene.taken_over(await scene.unseen("echo", {"text": "poison"}, dead, scene.settings.max_deliveries))
 
     checks = [Requirement(f"W{at}", 0, run.__name__, "", run) for at, run in enumerate((leaves_a_call, needs_an_idle_worker))]
     found = asyncio.run(run_checks(WorkerScene, checks, OWN["worker"], lambda _: None))
@@ -340,9 +337,9 @@ class Looks:
 async def test_a_call_that_begins_behind_another_is_in_order(before: int) -> None:
     """The check passes when one call's end and the next one's first frame come together, and finds a call that begins earlier."""
     first, second = Sent("1", "1-0"), Sent("2", "2-0")
-    await check_order(cast("WorkerScene", Looks(before, ended=True)), first, second, "beside it")
+    await WorkerScene.check_order(cast("WorkerScene", Looks(before, ended=True)), first, second, "beside it")
     with pytest.raises(Broken, match="beside it"):
-        await check_order(cast("WorkerScene", Looks(before, ended=False)), first, second, "beside it")
+        await WorkerScene.check_order(cast("WorkerScene", Looks(before, ended=False)), first, second, "beside it")
 
 
 @pytest.mark.parametrize("wrong", [lambda: json.loads("[" * 99_999), lambda: int(json.loads("1e999"))])

@@ -137,6 +137,15 @@ async def until(condition: Callable[[], Awaitable[T | None]], within: float, pro
         await asyncio.sleep(0.02)
 
 
+async def until_not(condition: Callable[[], Awaitable[object]], within: float, problem: str) -> None:
+    """Wait until a condition is true no more; see ``until``."""
+
+    async def is_over() -> bool:
+        return not await condition()
+
+    await until(is_over, within, problem)
+
+
 _PIECE = 32_768
 
 

@@ -13,30 +13,8 @@ from toolbus.bus.broker.registry.registry import TTL as REGISTRY_TTL
 from toolbus.bus.broker.replies.finish import MOST_BYTES
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.checks import TENANT, Broken, NotChecked, Table, until
-from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import BESIDE, LEASE, SERVICE, STARTS
-from toolbus.operations.conformance.worker_calls import (
-    MOST_OUTPUT,
-    MOST_PIECE,
-    SLACK,
-    begin_beside,
-    call_echo,
-    check_beside,
-    check_often,
-    check_run,
-    check_ttl,
-    ended_as,
-    is_running,
-    need,
-    need_slots,
-    only_instance,
-    publication_of,
-    start_unsubscribed,
-    text_of,
-    tools_of,
-    wait_for_text,
-    wait_until_gone,
-)
+from toolbus.operations.conformance.worker_calls import MOST_OUTPUT, MOST_PIECE, SLACK, check_often, check_run, ended_as, text_of
 from toolbus.operations.conformance.worker_lease_checks import LEASES
 from toolbus.operations.conformance.worker_leaving_checks import LEAVING
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
@@ -57,12 +35,12 @@ _MOST_REMEMBERED = 10_000
 @WORKER.check("W1", 0)
 async def registers(scene: WorkerScene) -> None:
     """It publishes its service with tools that agents can read, for `registry_ttl`, and ends, serving nothing, if another has its name."""
-    names = await tools_of(scene)
+    names = await scene.tools()
     missing = {f"{SERVICE}-echo", f"{SERVICE}-count"} - names
     if missing:
         raise Broken(f"the publication lacks {', '.join(sorted(missing))}; it has {', '.join(sorted(names)) or 'no tools'}")
     for key in (scene.keys.services, scene.keys.names, scene.keys.instances(SERVICE), scene.queue, scene.fence):
-        await check_ttl(scene, key, REGISTRY_TTL, "registry_ttl")
+        await scene.check_ttl(key, REGISTRY_TTL, "registry_ttl")
     await _heeds_names_of_others(scene)
 
 
@@ -79,7 +57,7 @@ async def _heeds_names_of_others(scene: WorkerScene) -> None:
     scene.worker = await scene.program.start()
     end = time.monotonic() + STARTS
     while scene.worker.returncode is None:
-        if await scene.frames(sent) or await is_running(scene, sent) or await scene.instances():
+        if await scene.frames(sent) or await scene.is_running(sent) or await scene.instances():
             raise Broken("it serves although its name belongs to another owner")
         if time.monotonic() > end:
             raise Broken(f"it has not ended within {STARTS:g} s although its name belongs to another owner")
@@ -87,13 +65,13 @@ async def _heeds_names_of_others(scene: WorkerScene) -> None:
     await scene.kill_worker()
     await scene.probe.run("DEL", table)
     await scene.probe.run(*held)
-    scene.worker = worker = await scene.program.start()
+    scene.worker = await scene.program.start()
 
     async def has_begun() -> bool:
-        return worker.returncode is not None or bool(await scene.instances())
+        return scene.worker.returncode is not None or bool(await scene.instances())
 
     await until(has_begun, STARTS, "it neither registers nor ends")
-    if worker.returncode is not None:
+    if scene.worker.returncode is not None:
         if ((await scene.probe.run("HGET", scene.keys.names, f"s:{SERVICE}")) or b"").endswith(b"\n0"):
             raise Broken("it does not register, although the service for which its name is held does not exist any more")
         # It registered another service first, which lets such names go after a cooldown.
@@ -106,13 +84,13 @@ async def _heeds_names_of_others(scene: WorkerScene) -> None:
 @WORKER.check("W2", 0)
 async def answers(scene: WorkerScene) -> None:
     """A call is answered by frames with its id, one run, seq from 0 and one end, and then deleted."""
-    await wait_until_gone(scene, await call_echo(scene, "hello"))
+    await scene.wait_until_gone(await scene.call_echo("hello"))
 
 
 @WORKER.check("W3", 0)
 async def draws_runs(scene: WorkerScene) -> None:
     """Each start of a handler has a random run token of its own, the attempt 1, and the worker's instance in its first frame."""
-    sent = [await call_echo(scene, str(number)) for number in range(3)]
+    sent = [await scene.call_echo(str(number)) for number in range(3)]
     frames = [frame for each in sent for frame in await scene.frames(each)]
     if len({frame["run"] for frame in frames}) != len(sent):
         raise Broken("calls share a run token")
@@ -126,7 +104,7 @@ async def draws_runs(scene: WorkerScene) -> None:
 @WORKER.check("W4", 0)
 async def keeps_text(scene: WorkerScene) -> None:
     """Text comes back unchanged: quotes, line breaks, NUL, characters of two to four bytes."""
-    await call_echo(scene, 'é "quoted" \\ \n \x00 \u2028 中 𝄞')
+    await scene.call_echo('é "quoted" \\ \n \x00 \u2028 中 𝄞')
 
 
 @WORKER.check("W5", 0)
@@ -140,7 +118,7 @@ async def answers_many(scene: WorkerScene) -> None:
             raise Broken(f"call {number} got {text_of(frames)[:60]!r}")
     agents = [scene.agent, await scene.draw_neighbour()]
     mixed = await asyncio.gather(*(scene.publish("echo", {"text": str(number)}, agent=agents[number % 2]) for number in range(100)))
-    await asyncio.gather(*(wait_until_gone(scene, each, 20.0) for each in mixed))
+    await asyncio.gather(*(scene.wait_until_gone(each, 20.0) for each in mixed))
     for number, each in enumerate(mixed):
         frames = await (scene.frames_of_another(each, agents[1]) if number % 2 else scene.frames(each))
         if not frames or not frames[-1].get("end_of_stream") or text_of(frames) != str(number):
@@ -159,7 +137,7 @@ async def refuses_unknown_tools(scene: WorkerScene) -> None:
         ended_as(frames, "not_found")
         if len(frames) > 1:
             raise Broken(f"the `end` of a refused request is its only frame, and a frame {frames[0].get('kind', 'text')!r} came before")
-    await call_echo(scene, f"after {_MORE_THAN_SLOTS} refusals")
+    await scene.call_echo(f"after {_MORE_THAN_SLOTS} refusals")
 
 
 @WORKER.check("W7", 0)
@@ -167,7 +145,7 @@ async def refuses_other_versions(scene: WorkerScene) -> None:
     """A request with another envelope version ends as invalid_arguments, which names both versions, and is not run."""
     frames = await scene.ended(await scene.publish("echo", {"text": "x"}, v=77))
     ended_as(frames, "invalid_arguments")
-    _, newest = (await publication_of(scene)).versions or (1, 1)
+    _, newest = (await scene.publication()).versions or (1, 1)
     if not {"77", str(newest)} <= set(re.findall(r"\d+", json.dumps(frames[-1]["error"]))):
         raise Broken(f"the error of a request of version 77 does not name that version, and the worker's own, {newest}")
 
@@ -175,7 +153,7 @@ async def refuses_other_versions(scene: WorkerScene) -> None:
 @WORKER.check("W8", 0)
 async def ignores_unknown_fields(scene: WorkerScene) -> None:
     """Fields that it does not know change nothing."""
-    await call_echo(scene, "x", surprise={"deep": [1, 2]}, priority=0)
+    await scene.call_echo("x", surprise={"deep": [1, 2]}, priority=0)
 
 
 @WORKER.check("W9", 0)
@@ -187,7 +165,7 @@ async def leaves_expired_requests(scene: WorkerScene) -> None:
         ended_as(frames, "deadline_exceeded")
         if "late" in text_of(frames):
             raise Broken("it was run all the same")
-    await call_echo(scene, f"after {_MORE_THAN_SLOTS} expired requests")
+    await scene.call_echo(f"after {_MORE_THAN_SLOTS} expired requests")
 
 
 @WORKER.check("W10", 0)
@@ -195,7 +173,7 @@ async def survives_hostile_deadlines(scene: WorkerScene) -> None:
     """A field d that is no number, or none that makes sense, stops nothing."""
     for due in ("", "abc", "-1", "9" * 400, "NaN", "1e999", str(2**63)):
         await scene.publish("echo", {"text": "x"}, due=due)
-    await call_echo(scene, "after hostile deadlines")
+    await scene.call_echo("after hostile deadlines")
 
 
 @WORKER.check("W11", 0)
@@ -213,7 +191,7 @@ async def survives_unreadable_requests(scene: WorkerScene) -> None:
     for document in wrong:
         await scene.add(document, due)
     await scene.probe.run("XADD", scene.queue, "*", "unknown", "field")
-    await call_echo(scene, "after unreadable requests")
+    await scene.call_echo("after unreadable requests")
 
 
 @WORKER.check("W12", 0)
@@ -221,20 +199,20 @@ async def survives_callers_that_left(scene: WorkerScene) -> None:
     """A caller without a reply stream gets none back that lasts, and stops nothing."""
     gone = secrets.token_hex(16)
     sent = await scene.publish("echo", {"text": "x"}, agent=gone)
-    await wait_until_gone(scene, sent)
+    await scene.wait_until_gone(sent)
     kept = int(await scene.probe.run("PTTL", scene.keys.replies(gone)))
     if kept == -1:
         raise Broken("it made a reply stream that is never removed")
     made = await scene.probe.run("XRANGE", scene.keys.replies(gone), "-", "+")
     if kept > 5_000 or not made or made[0][1] != [b"o", b"lost"]:
         raise Broken("a request that had just been published was not answered in a stream that is made anew for 5 s: its agent may live")
-    await call_echo(scene, "after a caller that left")
+    await scene.call_echo("after a caller that left")
 
 
 @WORKER.check("W13", 0)
 async def answers_nobody(scene: WorkerScene) -> None:
     """A request whose agent is empty is run, and nobody is answered."""
-    await wait_until_gone(scene, await scene.publish("echo", {"text": "x"}, agent=""))
+    await scene.wait_until_gone(await scene.publish("echo", {"text": "x"}, agent=""))
     if await scene.exists(scene.keys.replies("")):
         raise Broken("it made a reply stream of nobody")
 
@@ -265,19 +243,19 @@ async def beats(scene: WorkerScene) -> None:
             left = float(await scene.probe.run("ZSCORE", scene.keys.live, f"{SERVICE}/{instance}")) - now
             if left > LEASE * 1000 + 500:
                 raise Broken(f"its lease has {left / 1000:.1f} s left; TOOLBUS_LEASE is {LEASE:g}")
-        await call_echo(scene, "alive")
+        await scene.call_echo("alive")
         await asyncio.sleep(LEASE / 2)
         if not await scene.instances():
             raise Broken("its lease has ended although it lives")
-    await check_often(partial(scene.age_of_beat, await only_instance(scene)), "it does not beat")
+    await check_often(partial(scene.age_of_beat, await scene.only_instance()), "it does not beat")
     for key in kept:
-        await check_ttl(scene, key, REGISTRY_TTL, "registry_ttl")
+        await scene.check_ttl(key, REGISTRY_TTL, "registry_ttl")
 
 
 @WORKER.check("W16", 0)
 async def registers_again(scene: WorkerScene) -> None:
     """When a beat calls it missing, or the server has lost everything, it registers again under its start number, with a new token."""
-    instance = await only_instance(scene)
+    instance = await scene.only_instance()
     row = await scene.row_of(instance)
     await scene.probe.run("ZREM", scene.keys.live, f"{SERVICE}/{instance}")
     await until(lambda: scene.lease_of(instance), LEASE / 3 + SLACK, "a beat called it missing, and it does not register again")
@@ -295,9 +273,8 @@ async def registers_again(scene: WorkerScene) -> None:
             )
         drawn |= tokens
     await scene.listen()
-    await call_echo(scene, "after a flush")
-    if scene.worker is not None:
-        await scene.program.stop(scene.worker)
+    await scene.call_echo("after a flush")
+    await scene.program.stop(scene.worker)
     if len(all_of_them := await _tokens(scene)) > len(set(all_of_them)):
         raise Broken("it runs `unregister.lua` with the token of `register.lua`: the log has it twice")
 
@@ -317,7 +294,7 @@ async def makes_its_group_again(scene: WorkerScene) -> None:
         return bool(await scene.probe.run("XINFO", "GROUPS", scene.queue))
 
     await until(has_group, 10.0, "the group was not made again")
-    sent, refused = await call_echo(scene, "after the loss of the group"), await scene.publish("unknown", {})
+    sent, refused = await scene.call_echo("after the loss of the group"), await scene.publish("unknown", {})
     epoch = int((await scene.probe.run("HGET", scene.fence, "generation")).partition(b".")[0])
     if {frame.get("epoch", 0) for frame in (*await scene.frames(sent), *await scene.ended(refused))} != {epoch}:
         raise Broken(f"its frames do not have the epoch {epoch}, which the group's generation begins with")
@@ -326,19 +303,17 @@ async def makes_its_group_again(scene: WorkerScene) -> None:
 @WORKER.check("W18", 0)
 async def sends_scripts_again(scene: WorkerScene) -> None:
     """When the server has forgotten its scripts (NOSCRIPT) it sends them again."""
-    await call_echo(scene, "before")
+    await scene.call_echo("before")
     await scene.probe.run("SCRIPT", "FLUSH")
-    await call_echo(scene, "after the loss of the scripts")
-    await wait_until_gone(scene, await call_echo(scene, "once more"))
+    await scene.call_echo("after the loss of the scripts")
+    await scene.wait_until_gone(await scene.call_echo("once more"))
 
 
 @WORKER.check("W19", 0)
 async def leaves(scene: WorkerScene) -> None:
     """On SIGTERM it leaves the registry, where its names are kept for a minute, answers what runs, and ends with exit code 0."""
-    if scene.worker is None:
-        raise Broken("there is no worker")
     sent = await scene.publish("count", {"to": 5, "delay": 0.1})
-    await until(lambda: is_running(scene, sent), 5.0, "the call did not begin")
+    await until(lambda: scene.is_running(sent), 5.0, "the call did not begin")
     code = await scene.program.stop(scene.worker)
     if code != 0:
         raise Broken(f"it ended with exit code {code}")
@@ -360,10 +335,10 @@ async def leaves(scene: WorkerScene) -> None:
 @WORKER.check("W64", 0)
 async def checks_tenants(scene: WorkerScene) -> None:
     """A request of a user who is none of the tool's `tenants` is refused with forbidden."""
-    await need(scene, "private")
+    await scene.need("private")
     for stranger in ("", "somebody-else"):
         ended_as(await scene.ended(await scene.publish("private", {"text": "x"}, user=stranger)), "forbidden")
-    await call_echo(scene, "of a tenant", "private", user=TENANT)
+    await scene.call_echo("of a tenant", "private", user=TENANT)
 
 
 # -- level 1 --------------------------------------------------------------------------------------
@@ -374,7 +349,7 @@ async def streams(scene: WorkerScene) -> None:
     """Text comes while the tool works, in order, with seq from 0."""
     begun = time.monotonic()
     sent = await scene.publish("count", {"to": 8, "delay": 0.1})
-    await wait_for_text(scene, sent)
+    await scene.wait_for_text(sent)
     first = time.monotonic() - begun
     frames = await scene.ended(sent)
     check_run(frames)
@@ -388,7 +363,7 @@ async def streams(scene: WorkerScene) -> None:
 async def cuts_between_characters(scene: WorkerScene) -> None:
     """A piece of text has at most 65,536 bytes of UTF-8 and is cut between characters."""
     text = "x" + "𝄞é中" * 20_000
-    sent = await call_echo(scene, text)
+    sent = await scene.call_echo(text)
     for frame in await scene.frames(sent):
         for part in frame.get("texts") or [frame.get("response") or ""]:
             if frame.get("kind", "text") == "text" and len(part.encode("utf-8", "surrogatepass")) > MOST_PIECE:
@@ -408,7 +383,7 @@ async def tells_starts(scene: WorkerScene) -> None:
 async def cuts_large_ends(scene: WorkerScene) -> None:
     """Before an `end` whose `response` would take more than 65,536 bytes come `output` frames with its pieces; it has null instead."""
     text = "é" * 100_000
-    for frame in await scene.frames(await call_echo(scene, text)):
+    for frame in await scene.frames(await scene.call_echo(text)):
         piece = frame.get("response")
         if frame.get("kind") in {"end", "output"} and isinstance(piece, str) and len(piece.encode()) > MOST_PIECE:
             raise Broken(f"`response` of a frame `{frame['kind']}` has {len(piece.encode()):,} bytes")
@@ -417,7 +392,7 @@ async def cuts_large_ends(scene: WorkerScene) -> None:
 @WORKER.check("W24", 1)
 async def cuts_large_data(scene: WorkerScene) -> None:
     """Before an `end` whose `data` would take more than 65,536 bytes come `data` frames with pieces of the JSON; it has null instead."""
-    await need(scene, "data")
+    await scene.need("data")
     frames = await scene.ended(await scene.publish("data", {"size": 600_000}))
     check_run(frames)
     if frames[-1].get("data") is not None:
@@ -436,11 +411,11 @@ async def cuts_large_data(scene: WorkerScene) -> None:
 @WORKER.check("W25", 1)
 async def cancels(scene: WorkerScene) -> None:
     """A cancelled call stops soon, with the error that `over` names, and no text follows; also one whose id came before its entry."""
-    await need_slots(scene, 2)
+    await scene.need_slots(2)
     keys, why = (scene.queue, scene.keys.cancelled(SERVICE)), ("cancelled", "deadline_exceeded")
     sent = [await scene.publish("count", {"to": 1_000, "delay": 0.05}) for _ in why]
     for each, error in zip(sent, why, strict=True):
-        await wait_for_text(scene, each)
+        await scene.wait_for_text(each)
         found = await scene.probe.script(scripts.CANCEL, keys, each.entry, each.id, 30_000, scene.keys.wake(SERVICE), error)
         if found != b"signalled":
             raise Broken(f"the call was {found!r} instead of running")
@@ -467,34 +442,28 @@ async def cancels(scene: WorkerScene) -> None:
     for _ in range(_MORE_THAN_SLOTS // 100):
         many = await asyncio.gather(*(scene.publish("count", {"to": 100, "delay": 0.5}) for _ in range(100)))
         # What does not fit into its slots is cancelled while it waits.
-        await wait_for_text(scene, many[0])
+        await scene.wait_for_text(many[0])
         for each in many:
             await scene.tell(f"cancel {each.id}")
         for each in many:
             await until(partial(scene.is_finished, each), 5.0, "a call of a hundred that were cancelled together goes on, or is not taken")
-    await call_echo(scene, f"after {_MORE_THAN_SLOTS} cancelled calls")
+    await scene.call_echo(f"after {_MORE_THAN_SLOTS} cancelled calls")
 
 
 @WORKER.check("W26", 1)
 async def catches_up_on_cancellations(scene: WorkerScene) -> None:
     """It reads `cancelled:` after it has subscribed and before it takes: what was cancelled before is refused, with its `queued_ms`."""
-    if scene.worker is not None:
-        await scene.program.kill(scene.worker)
+    await scene.program.kill(scene.worker)
     sent = await scene.publish("echo", {"text": "cancelled before"})
     await asyncio.sleep(0.5)
     least = await scene.now() - int(sent.entry.partition("-")[0])
-    proxy = Proxy(scene.port)
-    await proxy.start()
-    try:
-        await start_unsubscribed(scene, proxy)
+    async with scene.proxy() as proxy:
+        await scene.start_unsubscribed(proxy)
         await scene.probe.run("ZADD", scene.keys.cancelled(SERVICE), await scene.now() + 60_000, sent.id)
         proxy.let_go()
         frames = await scene.ended(sent, STARTS)
         most = await scene.now() - int(sent.entry.partition("-")[0])
         kept = await scene.probe.run("ZSCORE", scene.keys.cancelled(SERVICE), sent.id)
-    finally:
-        await proxy.close()
-        await scene.kill_worker()
     ended_as(frames, "cancelled")
     said = frames[0].get("queued_ms", 0)
     # It estimates the server's time.
@@ -513,22 +482,22 @@ async def keeps_deadlines(scene: WorkerScene) -> None:
     check_run(frames)
     ended_as(frames, "deadline_exceeded")
     # Before it could be taken over, which would end it once more.
-    await wait_until_gone(scene, sent, SLACK)
+    await scene.wait_until_gone(sent, SLACK)
 
 
 @WORKER.check("W28", 1)
 async def stops_for_callers_that_leave(scene: WorkerScene) -> None:
     """The calls of a caller whose reply stream is gone are stopped, and no others, and the stream is not made for good."""
-    beside = await begin_beside(scene)
+    beside = await scene.begin_beside()
     sent = [await scene.publish("count", {"to": 1_000, "delay": 0.05}) for _ in range(2 if scene.slots > 2 else 1)]
     for each in sent:
-        await wait_for_text(scene, each)
+        await scene.wait_for_text(each)
     await scene.probe.run("DEL", scene.keys.replies(scene.agent))
     for each in sent:
         await until(partial(scene.is_finished, each), 4.0, "the call went on without a caller")
     await scene.listen()
-    await check_beside(scene, beside)
-    await call_echo(scene, "another caller")
+    await scene.check_beside(beside)
+    await scene.call_echo("another caller")
 
 
 async def some_ended(scene: WorkerScene, waiting: list[Sent], stopped: int) -> list[Sent]:
@@ -544,7 +513,7 @@ async def some_ended(scene: WorkerScene, waiting: list[Sent], stopped: int) -> l
     try:
         return await until(found, 10.0, "no end came")
     except Broken:
-        taken = sum([await is_running(scene, each) for each in waiting])
+        taken = sum([await scene.is_running(each) for each in waiting])
         raise Broken(
             f"after {stopped} calls were stopped at their deadline it answers no more: {len(waiting)} requests wait, of which it has taken "
             f"{taken}; a call that was stopped must give its slot back"
@@ -574,7 +543,7 @@ async def frees_slots(scene: WorkerScene) -> None:
         )
     async with asyncio.TaskGroup() as group:
         for number in range(100):
-            group.create_task(call_echo(scene, f"slot {number}"))
+            group.create_task(scene.call_echo(f"slot {number}"))
 
 
 @WORKER.check("W65", 1)
@@ -582,7 +551,7 @@ async def bounds_output(scene: WorkerScene) -> None:
     """A call's output ends at 16 MiB, with a tool_error of the code output_limit: text that was sent as it was made, and data."""
     was_sent = False
     for role in ("large", "data"):
-        await need(scene, role)
+        await scene.need(role)
         frames = await scene.ended(await scene.publish(role, {"size": MOST_OUTPUT + MOST_PIECE}), 30.0)
         check_run(frames)
         ended_as(frames, "tool_error")
@@ -596,8 +565,6 @@ async def bounds_output(scene: WorkerScene) -> None:
 @WORKER.check("W78", 1)
 async def bounds_its_scripts(scene: WorkerScene) -> None:
     """An entry, and all that one script writes, has at most 262,144 bytes of frames, if it is more than one frame."""
-    proxy = Proxy(scene.port)
-    await proxy.start()
     largest = 0
 
     def measure(words: list[bytes]) -> bool:
@@ -607,22 +574,18 @@ async def bounds_its_scripts(scene: WorkerScene) -> None:
             largest = max(largest, sum(len(word) - word.count(b'"run"') - 1 for word in frames))
         return False
 
-    try:
-        await scene.start_behind(proxy)
+    async with scene.behind_proxy() as proxy:
         proxy.plan(measure, "late")
         slow = await scene.publish("count", {"to": 4, "delay": 0.1})
         # While one answer is on its way, the others gather.
         proxy.plan(lambda words: any(slow.id.encode() in word for word in words), "late", after=0.4)
         sent = [await scene.publish("echo", {"text": "x" * 60_000}, agent=agent) for agent in [secrets.token_hex(8) for _ in range(8)]]
         sent += [await scene.publish("echo", {"text": "x" * 60_000}) for _ in range(8)]
-        if f"{SERVICE}-data" in await tools_of(scene):
+        if f"{SERVICE}-data" in await scene.tools():
             sent.append(await scene.publish("data", {"size": 600_000}))
         for each in (*sent, slow):
-            await wait_until_gone(scene, each)
+            await scene.wait_until_gone(each)
         await scene.ended(slow)
-    finally:
-        await proxy.close()
-        await scene.kill_worker()
     if largest > MOST_BYTES:
         raise Broken(f"one script writes {largest:,} bytes of several frames, more than {MOST_BYTES:,}")
 
@@ -630,12 +593,9 @@ async def bounds_its_scripts(scene: WorkerScene) -> None:
 @WORKER.check("W66", 1)
 async def sends_in_order(scene: WorkerScene) -> None:
     """While anything of a call is in flight nothing else of it is sent, and what was refused is sent again in order."""
-    proxy = Proxy(scene.port)
-    await proxy.start()
-    try:
-        await scene.start_behind(proxy)
+    async with scene.behind_proxy() as proxy:
         sent = await scene.publish("count", {"to": 24, "delay": 0.05})
-        await wait_for_text(scene, sent)
+        await scene.wait_for_text(sent)
         for refusal in ("TRYAGAIN the slot is being moved", "BUSY a script runs", "NOREPLICAS not enough of them"):
             # While a refusal is on its way, whatever is sent of the call overtakes what was refused.
             proxy.plan(lambda words: any(sent.id.encode() in word for word in words), "refuse", refusal, after=0.2)
@@ -645,9 +605,6 @@ async def sends_in_order(scene: WorkerScene) -> None:
         check_run(frames)
         if text_of(frames).split() != [str(number) for number in range(1, 25)]:
             raise Broken(f"after refusals the text is {text_of(frames)!r}, not the numbers from 1 to 24")
-    finally:
-        await proxy.close()
-        await scene.kill_worker()
 
 
 WORKER.requirements += [*LEASES.requirements, *SLOTS.requirements, *LEAVING.requirements, *SESSIONS.requirements]

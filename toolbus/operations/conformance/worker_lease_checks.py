@@ -11,33 +11,7 @@ from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.checks import Broken, NotChecked, Table, until
 from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
-from toolbus.operations.conformance.worker_calls import (
-    SLACK,
-    TAKES_OVER,
-    begin_beside,
-    call_echo,
-    check_beside,
-    check_letter,
-    check_often,
-    check_order,
-    check_run,
-    ended_as,
-    error_of,
-    is_running,
-    just_reaped,
-    moved_after_a_renewal,
-    need,
-    need_slots,
-    only_instance,
-    runs_as,
-    start_unsubscribed,
-    taken_over,
-    takes_at_a_message,
-    text_of,
-    unseen,
-    wait_for_text,
-    wait_until_gone,
-)
+from toolbus.operations.conformance.worker_calls import SLACK, TAKES_OVER, check_often, check_run, ended_as, error_of, text_of
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 
 LEASES = Table[WorkerScene]()
@@ -49,7 +23,7 @@ _LONG = {"to": 60, "delay": 0.1}
 async def renews(scene: WorkerScene) -> None:
     """It renews what it holds: a call longer than two leases runs once."""
     sent = await scene.publish("count", _LONG)
-    await wait_for_text(scene, sent)
+    await scene.wait_for_text(sent)
 
     async def idle_time() -> int:
         return (await scene.holder(sent))[1]
@@ -68,9 +42,9 @@ async def renews(scene: WorkerScene) -> None:
 @LEASES.check("W31", 2)
 async def stops_what_it_lost(scene: WorkerScene) -> None:
     """A call that `renew.lua` calls lost is stopped within a beat, and nothing more of it is sent; the others go on."""
-    beside = [await scene.publish("count", {"to": 25, "delay": 0.1}) for _ in range(min(3, await need_slots(scene, 1) - 1))]
+    beside = [await scene.publish("count", {"to": 25, "delay": 0.1}) for _ in range(min(3, await scene.need_slots(1) - 1))]
     sent = await scene.publish("count", {"to": 100, "delay": 0.1})
-    await wait_for_text(scene, sent)
+    await scene.wait_for_text(sent)
     other = await scene.play_worker(lives=True)
     await scene.move(sent, other)
     await asyncio.sleep(LEASE / 3 + SLACK)
@@ -82,7 +56,7 @@ async def stops_what_it_lost(scene: WorkerScene) -> None:
     if more:
         raise Broken(f"it sent {more} more frames of a call that another worker has had for a beat")
     for each in beside:
-        await wait_until_gone(scene, each, LEASE + SLACK)
+        await scene.wait_until_gone(each, LEASE + SLACK)
         if not (frames := await scene.frames(each)) or error_of(frames) or len(text_of(frames).split()) != 25:
             raise Broken("when one of several calls was lost at a renewal, another one did not go on to its end")
 
@@ -90,12 +64,12 @@ async def stops_what_it_lost(scene: WorkerScene) -> None:
 @LEASES.check("W32", 2)
 async def drops_what_it_lost(scene: WorkerScene) -> None:
     """A call that was moved to another worker, and that ends before the next renewal, is neither answered nor deleted."""
-    await need_slots(scene, 2)
+    await scene.need_slots(2)
     other = await scene.play_worker(lives=True)
     await _drops_what_it_lost_on_its_way(scene, other)
     await scene.prepare()
     for _ in range(2):
-        sent, _ = await moved_after_a_renewal(scene, other)
+        sent, _ = await scene.moved_after_a_renewal(other)
         for _ in range(int(LEASE / 0.1)):
             await scene.keep(sent, other)
             await asyncio.sleep(0.1)
@@ -104,25 +78,22 @@ async def drops_what_it_lost(scene: WorkerScene) -> None:
         await scene.remove(sent)
         if answered or gone:
             raise Broken("it answered a call that had moved to another worker" if answered else "it deleted an entry of another worker")
-    await call_echo(scene, "after a lost call")
+    await scene.call_echo("after a lost call")
 
 
 async def _drops_what_it_lost_on_its_way(scene: WorkerScene, other: str) -> None:
     """Check that a call is dropped which moved while the answer of its read was on its way, and another one ended meanwhile."""
-    proxy = Proxy(scene.port)
-    await proxy.start()
-    try:
-        await scene.start_behind(proxy)
+    async with scene.behind_proxy() as proxy:
         beside = await scene.publish("count", {"to": 1_000, "delay": 0.1})
-        await wait_for_text(scene, beside)
+        await scene.wait_for_text(beside)
         proxy.plan(lambda words: words[0].upper() == b"XREADGROUP", "late", after=1.5)
         await scene.end_reads()
         sent = await scene.publish("echo", {"text": "lost on its way"})
-        await until(partial(is_running, scene, sent), 5.0, "it does not take a request")
+        await until(partial(scene.is_running, sent), 5.0, "it does not take a request")
         await scene.move(sent, other)
         # Its end is answered with the fence of after the loss.
         await scene.tell(f"cancel {beside.id}")
-        await wait_until_gone(scene, beside)
+        await scene.wait_until_gone(beside)
         is_on_its_way = bool(proxy.withheld)
         for _ in range(20):
             await scene.keep(sent, other)
@@ -134,29 +105,26 @@ async def _drops_what_it_lost_on_its_way(scene: WorkerScene, other: str) -> None
             raise Broken(
                 "it answered or deleted a call that another worker had before the read's answer came, as the fence of before the read tells"
             )
-    finally:
-        await proxy.close()
-        await scene.kill_worker()
 
 
 @LEASES.check("W33", 2)
 async def finishes_each(scene: WorkerScene) -> None:
     """When one of several calls was lost, the others, also second attempts, are answered and deleted, and the lost one is dropped."""
-    slots = await need_slots(scene, 3)
+    slots = await scene.need_slots(3)
     other = await scene.play_worker(lives=True)
-    sent, beside = await moved_after_a_renewal(scene, other, min(3, slots - 2))
+    sent, beside = await scene.moved_after_a_renewal(other, min(3, slots - 2))
     for each in beside:
         frames = await scene.ended(each)
         check_run(frames)
-        await wait_until_gone(scene, each)
+        await scene.wait_until_gone(each)
     await asyncio.sleep(0.3)
     answered = await scene.has_ended(sent)
     gone = await scene.is_finished(sent)
     await scene.remove(sent)
     if answered or gone:
         raise Broken("it answered the call that it had lost" if answered else "it deleted the entry that it had lost")
-    instance = await only_instance(scene)
-    again = await unseen(scene, "count", {"to": 3, "delay": 0.1}, "~back", 2)
+    instance = await scene.only_instance()
+    again = await scene.unseen("count", {"to": 3, "delay": 0.1}, "~back", 2)
     await scene.tell(f"back {SERVICE}")
 
     async def ends() -> bool:
@@ -171,15 +139,15 @@ async def finishes_each(scene: WorkerScene) -> None:
 async def leaves_what_was_delivered(scene: WorkerScene) -> None:
     """When the group was set back, neither a call that it runs is begun again nor one of another worker that `reap.lua` told of."""
     sent = await scene.publish("count", {"to": 15, "delay": 0.1})
-    await wait_for_text(scene, sent)
+    await scene.wait_for_text(sent)
     other = await scene.play_worker(lives=True)
-    held = await unseen(scene, "echo", {"text": "of another worker"}, other, 1)
-    await just_reaped(scene)
+    held = await scene.unseen("echo", {"text": "of another worker"}, other, 1)
+    await scene.just_reaped()
     await scene.end_reads()
     await scene.probe.run("XGROUP", "SETID", scene.queue, "g", "0")
     # A read that waits looks at the group again when something is published.
     for text in ("after the group was set back", "once more"):
-        await call_echo(scene, text)
+        await scene.call_echo(text)
     if await scene.frames(held):
         raise Broken("it runs a call that another worker has, and of which `reap.lua` had told it")
     gone = [each for each in (held, sent) if await scene.is_finished(each)]
@@ -197,44 +165,39 @@ async def leaves_what_was_delivered(scene: WorkerScene) -> None:
 async def takes_over(scene: WorkerScene) -> None:
     """It takes over what a dead worker held, as the next attempt with its deadline, at once when told `dead`, and runs no cancelled one."""
     dead = await scene.play_worker(lives=False)
-    sent = await unseen(scene, "echo", {"text": "taken over"}, dead, 1)
-    frames = await taken_over(scene, sent)
+    sent = await scene.unseen("echo", {"text": "taken over"}, dead, 1)
+    frames = await scene.taken_over(sent)
     check_run(frames)
     attempts = {frame.get("attempt", 1) for frame in frames}
     if attempts != {2} or text_of(frames) != "taken over":
         raise Broken(f"the attempt after one delivery is 2, not {attempts}; the text was {text_of(frames)[:40]!r}")
-    await takes_at_a_message(scene, "dead")
+    await scene.takes_at_a_message("dead")
     # Its `timeout` counted anew would be far beyond the time for taking it over.
     due, dead = await scene.now() + 1_500, await scene.play_worker(lives=False)
-    late = await unseen(scene, "count", {"to": 1_000, "delay": 0.05}, dead, 1, due=due, timeout=10 * TAKES_OVER)
-    ended_as(await taken_over(scene, late), "deadline_exceeded")
+    late = await scene.unseen("count", {"to": 1_000, "delay": 0.05}, dead, 1, due=due, timeout=10 * TAKES_OVER)
+    ended_as(await scene.taken_over(late), "deadline_exceeded")
     call = secrets.token_hex(16)
     await scene.tell(f"cancel {call}")
-    cancelled = await unseen(scene, "echo", {"text": "cancelled"}, await scene.play_worker(lives=False), 1, id=call)
-    ended_as(await taken_over(scene, cancelled), "cancelled")
+    cancelled = await scene.unseen("echo", {"text": "cancelled"}, await scene.play_worker(lives=False), 1, id=call)
+    ended_as(await scene.taken_over(cancelled), "cancelled")
 
 
 @LEASES.check("W36", 2)
 async def counts_attempts(scene: WorkerScene) -> None:
     """It counts a further attempt with `count.lua` before it runs, if that allows it: who kills each worker becomes a dead letter."""
-    proxy = Proxy(scene.port)
-    await proxy.start()
-    try:
+    async with scene.proxy() as proxy:
         await _counts_until_the_last(scene, proxy)
         dead = await scene.play_worker(lives=False)
-        sent = await unseen(scene, "echo", {"text": "of another"}, dead, 1)
+        sent = await scene.unseen("echo", {"text": "of another"}, dead, 1)
         counting = _counts_nothing(proxy)
         await scene.tell(f"dead {SERVICE}")
         await _is_not_run(scene, sent, counting, 2)
         await _counts_under_the_fence_that_it_knows(scene, proxy)
-    finally:
-        await proxy.close()
-        await scene.kill_worker()
 
 
 async def _counts_under_the_fence_that_it_knows(scene: WorkerScene, proxy: Proxy) -> None:
     """Check that an attempt does not run whose entry moved on while the answer of `reap.lua` was on its way."""
-    await just_reaped(scene)
+    await scene.just_reaped()
     other, dead = await scene.play_worker(lives=True), await scene.play_worker(lives=False)
     known = {scripts.REAP.sha.encode(), scripts.REAP.source.encode()}
 
@@ -243,7 +206,7 @@ async def _counts_under_the_fence_that_it_knows(scene: WorkerScene, proxy: Proxy
 
     proxy.plan(reaps, "late", after=1.0)
     asked = proxy.watch(reaps)
-    sent = await unseen(scene, "echo", {"text": "moved on"}, dead, 1)
+    sent = await scene.unseen("echo", {"text": "moved on"}, dead, 1)
     await scene.tell(f"dead {SERVICE}")
 
     async def is_taken() -> bool:
@@ -257,7 +220,7 @@ async def _counts_under_the_fence_that_it_knows(scene: WorkerScene, proxy: Proxy
     for _ in range(20):
         await scene.keep(sent, other)
         await asyncio.sleep(0.1)
-    runs = await runs_as(scene, sent, 2) or await scene.has_ended(sent)
+    runs = await scene.runs_as(sent, 2) or await scene.has_ended(sent)
     await scene.remove(sent)
     if is_on_its_way and runs:
         raise Broken(
@@ -288,7 +251,7 @@ async def _is_not_run(scene: WorkerScene, sent: Sent, is_asked: Callable[[], Awa
     # The answer is still on its way.
     await scene.move(sent, other)
     await asyncio.sleep(0.5)
-    runs = await runs_as(scene, sent, attempt) or await scene.has_ended(sent)
+    runs = await scene.runs_as(sent, attempt) or await scene.has_ended(sent)
     await scene.remove(sent)
     if runs:
         raise Broken(f"attempt {attempt} runs although `take/count.lua` answered 0: another worker has the entry")
@@ -300,18 +263,17 @@ async def _counts_until_the_last(scene: WorkerScene, proxy: Proxy) -> None:
     for attempt in range(1, scene.settings.max_deliveries + 1):
 
         async def runs(number: int = attempt) -> bool:
-            return await runs_as(scene, sent, number)
+            return await scene.runs_as(sent, number)
 
         await until(runs, TAKES_OVER, f"attempt {attempt} did not begin")
         instance, _, counted = await scene.holder(sent)
         if counted != attempt:
             raise Broken(f"attempt {attempt} runs, and the server counts {counted}: when it kills its worker nobody will know")
-        if scene.worker is not None:
-            await scene.program.kill(scene.worker)
+        await scene.program.kill(scene.worker)
         await scene.see_the_end(instance)
         scene.worker = await scene.program.start(TOOLBUS_URL=scene.url_of(proxy))
     frames = await scene.ended(sent, STARTS + TAKES_OVER)
-    if not error_of(frames) or await runs_as(scene, sent, scene.settings.max_deliveries + 1):
+    if not error_of(frames) or await scene.runs_as(sent, scene.settings.max_deliveries + 1):
         raise Broken(f"after {scene.settings.max_deliveries} workers that it killed the call was run once more")
     if not await scene.probe.run("XLEN", scene.keys.dead_letters(SERVICE)):
         raise Broken("there is no dead letter")
@@ -323,15 +285,15 @@ async def buries_poison(scene: WorkerScene) -> None:
     dead = await scene.play_worker(lives=False)
     most = scene.settings.max_deliveries
     # Leaving workers have cut two of its attempts off: it has as many left.
-    cut_off = await unseen(scene, "echo", {"text": "cut off"}, await scene.play_worker(lives=True), most)
+    cut_off = await scene.unseen("echo", {"text": "cut off"}, await scene.play_worker(lives=True), most)
     await scene.probe.run("SET", scene.keys.pause(SERVICE, cut_off.entry), "0 0 0 2", "PX", 60_000)
     # No earlier, or it could be taken over before its note is there.
     await scene.keep(cut_off, dead, most)
-    sent = await unseen(scene, "echo", {"text": "poison"}, dead, most)
-    frames = await taken_over(scene, sent)
+    sent = await scene.unseen("echo", {"text": "poison"}, dead, most)
+    frames = await scene.taken_over(sent)
     if not error_of(frames):
         raise Broken(f"it was run a {most + 1}th time")
-    await check_letter(scene, sent.entry, "max_deliveries", most + 1, sent.document, "a request that failed too often")
+    await scene.check_letter(sent.entry, "max_deliveries", most + 1, sent.document, "a request that failed too often")
     ended_as(frames, "tool_error")
     code, attempt = frames[-1]["error"].get("code"), frames[-1].get("attempt", 1)
     if code != "max_deliveries" or attempt != most + 1:
@@ -343,13 +305,13 @@ async def buries_poison(scene: WorkerScene) -> None:
 @LEASES.check("W38", 2)
 async def runs_suspects_alone(scene: WorkerScene) -> None:
     """An entry is run alone for its last two attempts: a worker makes room for it, and takes no others beside it."""
-    await need_slots(scene, 2)
+    await scene.need_slots(2)
     await scene.probe.run("HDEL", scene.fence, "room")
-    instance = await only_instance(scene)
+    instance = await scene.only_instance()
     long = await scene.publish("count", {"to": 12, "delay": 0.1})
-    await wait_for_text(scene, long)
+    await scene.wait_for_text(long)
     dead = await scene.play_worker(lives=False)
-    suspect = await unseen(scene, "count", {"to": 10, "delay": 0.1}, dead, scene.settings.max_deliveries - 2)
+    suspect = await scene.unseen("count", {"to": 10, "delay": 0.1}, dead, scene.settings.max_deliveries - 2)
     await scene.tell(f"dead {SERVICE}")
 
     async def has_begun() -> bool:
@@ -362,29 +324,29 @@ async def runs_suspects_alone(scene: WorkerScene) -> None:
     await scene.end_reads()
     late = await scene.publish("echo", {"text": "late"})
     await asyncio.gather(
-        check_order(scene, long, suspect, "it runs beside a call that had begun before"),
-        check_order(scene, long, late, "it took another call although `reap.lua` had asked it to make room"),
+        scene.check_order(long, suspect, "it runs beside a call that had begun before"),
+        scene.check_order(long, late, "it took another call although `reap.lua` had asked it to make room"),
     )
     await until(has_begun, TAKES_OVER, "it was not taken over")
     if await scene.frames(late):
         raise Broken("it took another call before it or beside it, although `reap.lua` had asked it to make room")
     beside = await scene.publish("echo", {"text": "beside"})
-    await check_order(scene, suspect, beside, "another call was run beside it")
+    await scene.check_order(suspect, beside, "another call was run beside it")
     check_run(await scene.frames(suspect))
     for each in (late, beside):
         await scene.ended(each)
     dead = await scene.play_worker(lives=False)
-    suspect = await unseen(scene, "count", {"to": 1_000, "delay": 0.05}, dead, scene.settings.max_deliveries - 2)
+    suspect = await scene.unseen("count", {"to": 1_000, "delay": 0.05}, dead, scene.settings.max_deliveries - 2)
     await scene.tell(f"dead {SERVICE}")
     await until(has_begun, TAKES_OVER, "it was not taken over")
     await scene.tell(f"cancel {suspect.id}")
-    await wait_until_gone(scene, suspect)
-    await call_echo(scene, "after one that ran alone was cancelled")
+    await scene.wait_until_gone(suspect)
+    await scene.call_echo("after one that ran alone was cancelled")
     long = await scene.publish("count", {"to": 300, "delay": 0.1})
-    await wait_for_text(scene, long)
+    await scene.wait_for_text(long)
     await scene.probe.run("HDEL", scene.fence, "room")
     dead = await scene.play_worker(lives=False)
-    suspect = await unseen(scene, "echo", {"text": "alone"}, dead, scene.settings.max_deliveries - 2)
+    suspect = await scene.unseen("echo", {"text": "alone"}, dead, scene.settings.max_deliveries - 2)
     await scene.tell(f"dead {SERVICE}")
     await until(makes_room, LEASE + SLACK, "it was not asked to make room")
     await scene.end_reads()
@@ -398,7 +360,7 @@ async def runs_suspects_alone(scene: WorkerScene) -> None:
 @LEASES.check("W39", 2)
 async def takes_what_was_handed_back(scene: WorkerScene) -> None:
     """It takes what was handed back, or over to it, within a beat, and at once when it is told; that delivery counts for nothing."""
-    sent = await unseen(scene, "echo", {"text": "handed back"}, "~back", 1)
+    sent = await scene.unseen("echo", {"text": "handed back"}, "~back", 1)
     frames = await scene.ended(sent, LEASE / 3 + 2.0)
     check_run(frames)
     if text_of(frames) != "handed back":
@@ -406,7 +368,7 @@ async def takes_what_was_handed_back(scene: WorkerScene) -> None:
     if {frame.get("attempt", 1) for frame in frames} != {1}:
         raise Broken("the delivery to the worker that handed it back was counted")
     for word in ("back", "to"):
-        await takes_at_a_message(scene, word)
+        await scene.takes_at_a_message(word)
 
 
 @LEASES.check("W40", 2)
@@ -414,7 +376,7 @@ async def rescues(scene: WorkerScene) -> None:
     """It runs `rescue.lua` once a lease, from where it stopped: a request that the group passed over is run, behind many others, too."""
     other = await scene.play_worker(lives=True)
     # One look goes as far as these.
-    before = [await unseen(scene, "echo", {"text": "of another worker"}, other, 1) for _ in range(16)]
+    before = [await scene.unseen("echo", {"text": "of another worker"}, other, 1) for _ in range(16)]
     call, document, due = scene.unsent("echo", {"text": "passed over"})
     # In one script, so that nobody is delivered anything between the commands.
     entry = await scene.probe.run(
@@ -432,7 +394,7 @@ async def rescues(scene: WorkerScene) -> None:
 @LEASES.check("W41", 2)
 async def restores_its_registration(scene: WorkerScene) -> None:
     """Once a lease it looks whether what `register.lua` writes is there, and registers again if a part of it is gone."""
-    instance = await only_instance(scene)
+    instance = await scene.only_instance()
     keys = scene.keys
     for what, key, field in (
         ("the service's row", keys.services, SERVICE),
@@ -451,16 +413,16 @@ async def restores_its_registration(scene: WorkerScene) -> None:
             raise Broken(f"{what} was never written")
         await scene.probe.run(*(("HDEL", key, field) if field else ("DEL", key)))
         await until(is_back, 2 * LEASE + SLACK, f"{what} was not written again")
-    await call_echo(scene, "after all was restored")
+    await scene.call_echo("after all was restored")
 
 
 @LEASES.check("W42", 2)
 async def pauses(scene: WorkerScene) -> None:
     """It takes and reaps nothing of a paused service, as a message or beat tells, renews what runs, and hands back what a read brings."""
-    await need_slots(scene, 2)
-    instance = await only_instance(scene)
+    await scene.need_slots(2)
+    instance = await scene.only_instance()
     running = await scene.publish("count", {"to": 1_000, "delay": 0.1})
-    await wait_for_text(scene, running)
+    await scene.wait_for_text(running)
     for told in (True, False):
         lease = await scene.lease_of(instance)
 
@@ -469,11 +431,9 @@ async def pauses(scene: WorkerScene) -> None:
 
         # So that the next beat comes too late to tell what the message does.
         await until(has_beaten, LEASE, "it does not beat")
-        await scene.probe.script(scripts.PAUSE, (scene.keys.paused,), SERVICE, 60_000)
-        if told:
-            await scene.tell(f"pause {SERVICE}")
+        await scene.pause(told=told)
         await asyncio.sleep(0.4 if told else LEASE / 3 + 0.7)
-        back = await unseen(scene, "echo", {"text": "paused"}, "~back", 1)
+        back = await scene.unseen("echo", {"text": "paused"}, "~back", 1)
         sent = await scene.publish("echo", {"text": "paused"})
         # With a message beyond a lease, so that a call that is not renewed shows.
         for _ in range(int(LEASE / 0.1) if told else 12):
@@ -486,26 +446,21 @@ async def pauses(scene: WorkerScene) -> None:
                 if await scene.frames(each) or (holder and not holder.startswith("~back")):
                     by = "a message" if told else "beats alone"
                     raise Broken(f"a request that {about} after the service was paused, as {by} told, was taken")
-        await scene.probe.run("SREM", scene.keys.paused, SERVICE)
-        if told:
-            await scene.tell(f"resume {SERVICE}")
+        await scene.resume(told=told)
         for each in (sent, back):
             if text_of(await scene.ended(each, LEASE + 2.0)) != "paused":
                 raise Broken("a request was not run after the pause")
     await scene.tell(f"cancel {running.id}")
-    await wait_until_gone(scene, running)
+    await scene.wait_until_gone(running)
     await _is_paused_after_a_late_beat(scene)
     await _is_paused_before_it_listens(scene)
 
 
 async def _is_paused_after_a_late_beat(scene: WorkerScene) -> None:
     """Check that the answer to a beat that was sent before a message does not undo what the message said."""
-    proxy = Proxy(scene.port)
-    await proxy.start()
-    try:
-        await scene.start_behind(proxy)
+    async with scene.behind_proxy() as proxy:
         # One that answers listens.
-        await call_echo(scene, "before the pause")
+        await scene.call_echo("before the pause")
         keys = [key.encode() for key in (scene.keys.live, scene.keys.paused, scene.keys.pulse)]
         # The second one for those who beat by the clock: its answer would undo at once what the first one did.
         for _ in range(2):
@@ -515,31 +470,23 @@ async def _is_paused_after_a_late_beat(scene: WorkerScene) -> None:
             return bool(proxy.withheld)
 
         await until(is_late, LEASE + SLACK, "it does not beat")
-        await scene.probe.script(scripts.PAUSE, (scene.keys.paused,), SERVICE, 60_000)
-        await scene.tell(f"pause {SERVICE}")
+        await scene.pause()
         await asyncio.sleep(0.4)
         sent = await scene.publish("echo", {"text": "paused"})
         await asyncio.sleep(1.0)
         # One with a single connection may not have handed it back yet.
         began = await scene.frames(sent)
-        await scene.probe.run("SREM", scene.keys.paused, SERVICE)
+        await scene.resume()
         if began:
             raise Broken("the answer to a beat that was sent before the message about a pause has ended the pause")
-        await scene.tell(f"resume {SERVICE}")
         await scene.ended(sent, LEASE + 2.0)
-    finally:
-        await proxy.close()
-        await scene.kill_worker()
 
 
 async def _is_paused_before_it_listens(scene: WorkerScene) -> None:
     """Check that a worker which subscribes after the message about a pause takes nothing, although it may have beaten before."""
-    proxy = Proxy(scene.port)
-    await proxy.start()
-    try:
-        await start_unsubscribed(scene, proxy)
-        await scene.probe.script(scripts.PAUSE, (scene.keys.paused,), SERVICE, 60_000)
-        await scene.tell(f"pause {SERVICE}")
+    async with scene.proxy() as proxy:
+        await scene.start_unsubscribed(proxy)
+        await scene.pause()
         proxy.let_go()
         await scene.joined(set(), "it is not in the registry when it is started anew")
         sent = await scene.publish("echo", {"text": "paused"})
@@ -548,12 +495,8 @@ async def _is_paused_before_it_listens(scene: WorkerScene) -> None:
             holder, _, _ = await scene.holder(sent)
             if await scene.frames(sent) or (holder and not holder.startswith("~back")):
                 raise Broken("it takes requests of a service that was paused before it had subscribed to the messages about pauses")
-        await scene.probe.run("SREM", scene.keys.paused, SERVICE)
-        await scene.tell(f"resume {SERVICE}")
+        await scene.resume()
         await scene.ended(sent, LEASE + 2.0)
-    finally:
-        await proxy.close()
-        await scene.kill_worker()
 
 
 @LEASES.check("W43", 2)
@@ -580,25 +523,25 @@ async def hands_over(scene: WorkerScene) -> None:
 async def ends_slow_callers(scene: WorkerScene) -> None:
     """Beyond `reply_limit` or `reply_bytes` of what a caller has not read its calls end as slow_consumer, and no others."""
     await scene.draw_agent()
-    beside = await begin_beside(scene)
+    beside = await scene.begin_beside()
     replies, fill = scene.keys.replies(scene.agent), "for _ = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'x', '') end"
     sent = await scene.publish("count", {"to": 4_000, "delay": 0.005})
-    await wait_for_text(scene, sent)
+    await scene.wait_for_text(sent)
     await scene.probe.run("EVAL", fill, 1, replies, scene.settings.reply_limit + 1)
     frames = await scene.ended(sent)
     ended_as(frames, "slow_consumer")
     await asyncio.sleep(0.3)
     if len(await scene.frames(sent)) > len(frames):
         raise Broken("frames came after the end")
-    await check_beside(scene, beside)
+    await scene.check_beside(beside)
     await scene.probe.run("XTRIM", replies, "MAXLEN", 0)
     # Large entries beside many small ones of others: an agent of its own, since the average is of all that was written to it.
-    await need(scene, "large")
-    await need_slots(scene, 2)
+    await scene.need("large")
+    await scene.need_slots(2)
     await scene.draw_agent()
     await scene.probe.run("EVAL", fill, 1, scene.keys.replies(scene.agent), scene.settings.reply_limit - 1_000)
     sent = await scene.publish("count", {"to": 4_000, "delay": 0.05})
-    await wait_for_text(scene, sent)
+    await scene.wait_for_text(sent)
     await scene.publish("large", {"size": 8 * 1_048_576})
     ended_as(await scene.ended(sent), "slow_consumer")
     await scene.probe.run("DEL", scene.keys.replies(scene.agent))
@@ -637,21 +580,20 @@ async def sets_aside_unreadable_requests(scene: WorkerScene) -> None:
         error = error_of(frames) if (frames := await scene.frames(each)) else "nothing"
         if error not in {"invalid_arguments", *(() if what in list(_UNREADABLE)[:_CAN_BE_ANSWERED] else ("nothing",))}:
             raise Broken(f"a request that {what} was answered with {error or 'a success'}")
-        await check_letter(scene, each.entry, "malformed", 1, each.document, f"a request that {what}")
+        await scene.check_letter(each.entry, "malformed", 1, each.document, f"a request that {what}")
 
 
 @LEASES.check("W50", 2)
 async def survives_kills(scene: WorkerScene) -> None:
     """When one of two workers is killed in the middle of a stream, the other runs the call again, whole."""
-    instance = await only_instance(scene)
+    instance = await scene.only_instance()
     second = await scene.program.start()
     await scene.joined({instance}, "the second worker is not in the registry")
     sent = await scene.publish("count", {"to": 30, "delay": 0.1})
-    await wait_for_text(scene, sent)
+    await scene.wait_for_text(sent)
     holder, _, _ = await scene.holder(sent)
     killed, scene.worker = (scene.worker, second) if holder == instance else (second, scene.worker)
-    if killed is not None:
-        await scene.program.kill(killed)
+    await scene.program.kill(killed)
     frames = await scene.ended(sent, TAKES_OVER + 10.0)
     last = [frame for frame in frames if frame["run"] == frames[-1]["run"]]
     check_run(last)
@@ -662,9 +604,9 @@ async def survives_kills(scene: WorkerScene) -> None:
 @LEASES.check("W67", 2)
 async def beats_beside_handlers(scene: WorkerScene) -> None:
     """Beats come from a thread that a busy handler can't block."""
-    await need(scene, "block")
+    await scene.need("block")
     sent = await scene.publish("block", {"seconds": 2 * LEASE})
-    instance = await only_instance(scene)
+    instance = await scene.only_instance()
     until_free = asyncio.get_running_loop().time() + 2 * LEASE
     while asyncio.get_running_loop().time() < until_free:
         if instance not in await scene.instances():
@@ -679,10 +621,7 @@ async def beats_beside_handlers(scene: WorkerScene) -> None:
 @LEASES.check("W68", 2)
 async def leaves_replicas(scene: WorkerScene) -> None:
     """It asks for the ROLE with its beats, and leaves a server that is a replica: it closes its connections, and takes nothing."""
-    proxy = Proxy(scene.port)
-    await proxy.start()
-    try:
-        await scene.start_behind(proxy)
+    async with scene.behind_proxy() as proxy:
         # A replica that takes writes, so that the role alone tells.
         proxy.played[b"ROLE"] = b"*5\r\n$5\r\nslave\r\n$9\r\n127.0.0.1\r\n:1\r\n$9\r\nconnected\r\n:0\r\n"
         before = proxy.connections()
@@ -698,51 +637,40 @@ async def leaves_replicas(scene: WorkerScene) -> None:
         proxy.played.clear()
         if text_of(await scene.ended(sent, STARTS)) != "of a master":
             raise Broken("it does not go on when the server is a master again")
-    finally:
-        await proxy.close()
-        await scene.kill_worker()
 
 
 @LEASES.check("W71", 2)
 async def drops_old_requests(scene: WorkerScene) -> None:
     """A request that waited for over five seconds and whose reply stream is gone is finished without being run."""
-    await need(scene, "block")
-    await scene.probe.script(scripts.PAUSE, (scene.keys.paused,), SERVICE, 60_000)
-    await scene.tell(f"pause {SERVICE}")
+    await scene.need("block")
+    await scene.pause()
     await asyncio.sleep(0.5)
     sent = await scene.publish("block", {"seconds": 4.0}, agent=secrets.token_hex(16))
     await asyncio.sleep(5.2)
     holder, _, _ = await scene.holder(sent)
     waited = await scene.waits(sent.entry) and (not holder or holder.startswith("~back"))
-    await scene.probe.run("SREM", scene.keys.paused, SERVICE)
-    await scene.tell(f"resume {SERVICE}")
+    await scene.resume()
     if not waited:
         raise NotChecked("no request can be made to wait for it, since it takes those of a paused service")
-    await wait_until_gone(scene, sent, 3.0)
+    await scene.wait_until_gone(sent, 3.0)
 
 
 @LEASES.check("W72", 2)
 async def counts_retries(scene: WorkerScene) -> None:
     """A run that is tried again is counted first, if `count.lua` allows it, and has a new run token."""
-    await need(scene, "retry")
-    proxy = Proxy(scene.port)
-    await proxy.start()
-    try:
-        await scene.start_behind(proxy)
+    await scene.need("retry")
+    async with scene.behind_proxy() as proxy:
         await _counts_its_retry(scene)
         counting = _counts_nothing(proxy)
         # So that no renewal calls the entry lost before the answer comes.
         await _just_renewed(scene)
         await _is_not_run(scene, await scene.publish("retry", {"to": 10, "delay": 0.1}), counting, 2)
-    finally:
-        await proxy.close()
-        await scene.kill_worker()
 
 
 async def _just_renewed(scene: WorkerScene) -> None:
     """Wait until the worker has renewed what it holds, so that it soon won't again."""
     sent = await scene.publish("count", {"to": 40, "delay": 0.1})
-    await wait_for_text(scene, sent)
+    await scene.wait_for_text(sent)
     _, before, _ = await scene.holder(sent)
 
     async def is_renewed() -> bool:
@@ -758,7 +686,7 @@ async def _counts_its_retry(scene: WorkerScene) -> None:
     sent = await scene.publish("retry", {"to": 10, "delay": 0.1}, events=True)
 
     async def is_again() -> bool:
-        return await runs_as(scene, sent, 2)
+        return await scene.runs_as(sent, 2)
 
     await until(is_again, 5.0, "no text of a second attempt came after the first one had failed")
     _, _, counted = await scene.holder(sent)
@@ -778,33 +706,27 @@ async def _counts_its_retry(scene: WorkerScene) -> None:
 @LEASES.check("W79", 2)
 async def ends_refused_calls(scene: WorkerScene) -> None:
     """Frames refused for good, not for a moment, end their call as `unavailable` (`frames_refused`); a refused end is left to others."""
-    proxy = Proxy(scene.port)
-    await proxy.start()
-    try:
-        await scene.start_behind(proxy)
+    async with scene.behind_proxy() as proxy:
         for refusal in ("OOM command not allowed when used memory > 'maxmemory'.", "MISCONF Redis can't write to its disk"):
             passing = await scene.publish("count", {"to": 10, "delay": 0.1})
-            await wait_for_text(scene, passing)
+            await scene.wait_for_text(passing)
             proxy.plan(partial(_is_about, passing), "refuse", refusal)
             frames = await scene.ended(passing, 20.0)
             if error_of(frames) or len(text_of(frames).split()) != 10:
                 raise Broken(f"after one refusal of its frames, {refusal!r}, a call ended as {error_of(frames) or text_of(frames)!r}")
             check_run(frames)
         sent = await scene.publish("count", {"to": 200, "delay": 0.05})
-        await wait_for_text(scene, sent)
+        await scene.wait_for_text(sent)
         proxy.plan(partial(_is_about, sent), "refuse", "NOPERM the user has no permission to do so")
         frames = await scene.ended(sent)
         ended_as(frames, "unavailable")
         if frames[-1]["error"].get("code") != "frames_refused":
             raise Broken(f"the error has the code {frames[-1]['error'].get('code')!r} instead of 'frames_refused'")
-        await call_echo(scene, "after refused frames")
+        await scene.call_echo("after refused frames")
         proxy.plan(lambda words: any(b"end_of_stream" in word for word in words), "refuse", "NOPERM the user has no permission to do so")
         sent = await scene.publish("echo", {"text": "taken over"})
         problem = "a call for which `finish.lua` was refused is not taken over: it is renewed all the same"
         await until(partial(scene.has_ended, sent), TAKES_OVER, problem)
-    finally:
-        await proxy.close()
-        await scene.kill_worker()
 
 
 def _is_about(sent: Sent, words: list[bytes]) -> bool:
@@ -815,14 +737,11 @@ def _is_about(sent: Sent, words: list[bytes]) -> bool:
 @LEASES.check("W77", 2)
 async def reconnects(scene: WorkerScene) -> None:
     """When its connections end, it connects again: what runs is answered, and what was cancelled meanwhile is stopped."""
-    proxy = Proxy(scene.port)
-    await proxy.start()
-    try:
-        await scene.start_behind(proxy)
+    async with scene.behind_proxy() as proxy:
         kept = await scene.publish("count", {"to": 30, "delay": 0.1})
         cancelled = await scene.publish("count", {"to": 200, "delay": 0.1})
         for each in (kept, cancelled):
-            await wait_for_text(scene, each)
+            await scene.wait_for_text(each)
         # As `cancel.lua` does, whose message comes while nobody listens.
         await scene.probe.run("ZADD", scene.keys.cancelled(SERVICE), await scene.now() + 30_000, cancelled.id)
         proxy.cut()
@@ -838,8 +757,5 @@ async def reconnects(scene: WorkerScene) -> None:
         check_run(numbered)
         if text_of(numbered).split() != [str(number) for number in range(1, 31)]:
             raise Broken(f"the text of a call that ran meanwhile is {text_of(numbered)[:60]!r}, not the numbers from 1 to 30")
-        await wait_until_gone(scene, kept)
-        await call_echo(scene, "after the cut")
-    finally:
-        await proxy.close()
-        await scene.kill_worker()
+        await scene.wait_until_gone(kept)
+        await scene.call_echo("after the cut")

@@ -5,20 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 
-from toolbus.operations.conformance.checks import Broken, Table, until
+from toolbus.operations.conformance.checks import Broken, Table, until, until_not
 from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
-from toolbus.operations.conformance.worker_calls import (
-    call_echo,
-    check_run,
-    error_of,
-    need_slots,
-    only_instance,
-    publish_together,
-    text_of,
-    unseen,
-    wait_for_text,
-)
+from toolbus.operations.conformance.worker_calls import check_run, error_of, text_of
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 
 LEAVING = Table[WorkerScene]()
@@ -31,19 +21,19 @@ _PATIENCE = 6.0
 @LEAVING.check("W46", 2)
 async def drains(scene: WorkerScene) -> None:
     """On SIGTERM it finishes what runs, within TOOLBUS_GRACE, and beats, renews, cancels and keeps deadlines until then, no more."""
-    await need_slots(scene, 3)
-    worker = await scene.restart(TOOLBUS_GRACE=f"{_PATIENCE:g}")
-    instance = await only_instance(scene)
+    await scene.need_slots(3)
+    await scene.restart(TOOLBUS_GRACE=f"{_PATIENCE:g}")
+    instance = await scene.only_instance()
     # With another worker of its revision its stream stays when it has left.
     await scene.play_worker(lives=True, digest=(await scene.row_of(instance)).partition(":")[2])
     sent = await scene.publish("count", {"to": 35, "delay": 0.1})
     cancelled = await scene.publish("count", {"to": 1_000, "delay": 0.1})
     timed = await scene.publish("count", {"to": 1_000, "delay": 0.1}, timeout=2.0)
     for each in (sent, cancelled, timed):
-        await wait_for_text(scene, each)
+        await scene.wait_for_text(each)
     dead = await scene.play_worker(lives=False)
     others: Sent | None = None
-    stopping = asyncio.create_task(scene.program.stop(worker))
+    stopping = asyncio.create_task(scene.program.stop(scene.worker))
     try:
         while not stopping.done():
             left = await scene.lease_of(instance) - await scene.now()
@@ -56,7 +46,7 @@ async def drains(scene: WorkerScene) -> None:
                 raise Broken("it registers again while it leaves")
             if not others and not is_listed:
                 await scene.tell(f"cancel {cancelled.id}")
-                others = await unseen(scene, "echo", {"text": "of a dead worker"}, dead, 1)
+                others = await scene.unseen("echo", {"text": "of a dead worker"}, dead, 1)
                 await scene.tell(f"dead {SERVICE}")
             if left < 0:
                 raise Broken("its lease ended while it finished what runs, and others take that over")
@@ -98,18 +88,12 @@ async def _check_other_calls(scene: WorkerScene, others: Sent | None, goes_on: l
 @LEAVING.check("W47", 2)
 async def takes_nothing_while_it_leaves(scene: WorkerScene) -> None:
     """A worker that leaves takes no more requests."""
-    if scene.worker is None:
-        raise Broken("there is no worker")
     running = await scene.publish("count", {"to": 9, "delay": 0.1})
-    await wait_for_text(scene, running)
-    instance = await only_instance(scene)
+    await scene.wait_for_text(running)
+    instance = await scene.only_instance()
     stopping = asyncio.create_task(scene.program.stop(scene.worker))
-
-    async def is_unregistered() -> bool:
-        return not await scene.row_of(instance)
-
     try:
-        await until(is_unregistered, 5.0, "it does not leave the registry when it begins to leave")
+        await until_not(lambda: scene.row_of(instance), 5.0, "it does not leave the registry when it begins to leave")
         late = await scene.publish("echo", {"text": "late"})
     finally:
         await stopping
@@ -124,10 +108,8 @@ async def takes_nothing_while_it_leaves(scene: WorkerScene) -> None:
 @LEAVING.check("W48", 2)
 async def hands_back(scene: WorkerScene) -> None:
     """On SIGTERM, with TOOLBUS_GRACE over, what still runs is handed back for its next attempt, behind its frames, and not lost."""
-    if scene.worker is None:
-        raise Broken("there is no worker")
     sent = await scene.publish("count", {"to": 300, "delay": 0.1}, timeout=180.0)
-    await wait_for_text(scene, sent)
+    await scene.wait_for_text(sent)
     await scene.program.stop(scene.worker)
     holder, idle, count = await scene.holder(sent)
     handed_back = await scene.now() - idle
@@ -154,15 +136,13 @@ async def hands_back(scene: WorkerScene) -> None:
 @LEAVING.check("W49", 2)
 async def retires(scene: WorkerScene) -> None:
     """A worker that leaves hands back what waits for it, and removes its consumer and its fields of the fence (`retire.lua`)."""
-    if scene.worker is None:
-        raise Broken("there is no worker")
     # One that answers is ready for SIGTERM.
-    await call_echo(scene, "before")
-    instance = await only_instance(scene)
+    await scene.call_echo("before")
+    instance = await scene.only_instance()
     other = await scene.play_worker(lives=True)
-    held = await unseen(scene, "echo", {"text": "of another worker"}, other, 1)
+    held = await scene.unseen("echo", {"text": "of another worker"}, other, 1)
     # More than go back at once, also when it runs a part of them before; nobody is answered.
-    waiting = [each for _, each in await publish_together(scene, 900, {"to": 1, "delay": 0.5}, consumer=f"~to:{instance}", agent="")]
+    waiting = await scene.publish_together(900, {"to": 1, "delay": 0.5}, consumer=f"~to:{instance}", agent="")
     await scene.program.stop(scene.worker)
     # Of each consumer a map from field to value in RESP3, and a list of both in RESP2.
     listed = await scene.probe.run("XINFO", "CONSUMERS", scene.queue, "g")
@@ -199,8 +179,6 @@ async def _ends_for_its_version(scene: WorkerScene, waiting: str, about: str, *,
     Raises:
         Broken: it does not.
     """
-    if scene.worker is None:
-        raise Broken("there is no worker")
     end = asyncio.get_running_loop().time() + STARTS
     while scene.worker.returncode is None:
         if not may_register and await scene.instances():
@@ -226,8 +204,8 @@ async def checks_the_namespace(scene: WorkerScene) -> None:
     await proxy.start()
     try:
         # One that answers has looked for the first time.
-        await call_echo(scene, "before")
-        instance = await only_instance(scene)
+        await scene.call_echo("before")
+        instance = await scene.only_instance()
         await scene.probe.run("HSET", scene.keys.format, "raising", 9)
         await scene.probe.run("ZREM", scene.keys.live, f"{SERVICE}/{instance}")
         await _ends_for_its_version(scene, "", "a beat called it missing, and the namespace's `raising` is 9")
@@ -260,20 +238,14 @@ async def checks_the_namespace(scene: WorkerScene) -> None:
 @LEAVING.check("W73", 2)
 async def outlives_its_revision(scene: WorkerScene) -> None:
     """The last worker of a revision takes what is published for it, until `outlive.lua` says twice in a row that nothing is left."""
-    proxy = Proxy(scene.port)
-    await proxy.start()
-    try:
+    async with scene.behind_proxy(TOOLBUS_GRACE=f"{_PATIENCE:g}") as proxy:
         await _outlives(scene, proxy)
-    finally:
-        await proxy.close()
-        await scene.kill_worker()
 
 
 async def _outlives(scene: WorkerScene, proxy: Proxy) -> None:
-    worker = await scene.start_behind(proxy, TOOLBUS_GRACE=f"{_PATIENCE:g}")
     # One that answers is ready for SIGTERM.
-    await call_echo(scene, "before")
-    instance, table = await only_instance(scene), scene.keys.instances(SERVICE)
+    await scene.call_echo("before")
+    instance, table = await scene.only_instance(), scene.keys.instances(SERVICE)
     row = (await scene.probe.run("HGET", table, f"i:{instance}")).decode()
     digest = row.partition(":")[2]
     other = await scene.play_worker(lives=True, digest="kit-revision")
@@ -285,7 +257,7 @@ async def _outlives(scene: WorkerScene, proxy: Proxy) -> None:
     keys = [key.encode() for key in (scene.queue, scene.fence, scene.keys.live, table)]
     asked = proxy.watch(lambda words: words[3:7] == keys and words[-1].replace(b"-", b"").isdigit())
     begun = asyncio.get_running_loop().time()
-    stopping = asyncio.create_task(scene.program.stop(worker))
+    stopping = asyncio.create_task(scene.program.stop(scene.worker))
 
     async def steps_back() -> bool:
         return bool(await scene.probe.run("HGET", table, f"i:{instance}") == f"1:{digest}".encode())
@@ -304,27 +276,21 @@ async def _outlives(scene: WorkerScene, proxy: Proxy) -> None:
 @LEAVING.check("W70", 2)
 async def gives_up(scene: WorkerScene) -> None:
     """When its reads are refused it tries again; after three leases, half a minute at least, it ends, if nobody waits for its calls."""
-    await need_slots(scene, 2)
-    proxy = Proxy(scene.port)
-    await proxy.start()
-    try:
-        worker = await scene.start_behind(proxy)
-        await _refuse_reads(proxy, worker, 3.0)
+    await scene.need_slots(2)
+    async with scene.behind_proxy() as proxy:
+        await _refuse_reads(proxy, scene.worker, 3.0)
         proxy.played.clear()
-        await call_echo(scene, "after errors")
+        await scene.call_echo("after errors")
         # It runs when the worker may end, and its caller waits.
         sent = await scene.publish("count", {"to": int(2.5 * GIVES_UP), "delay": 0.5}, timeout=3 * GIVES_UP)
-        await wait_for_text(scene, sent)
-        await _refuse_reads(proxy, worker, 0.75 * GIVES_UP)
-        if await scene.program.ended(worker, 0.9 * GIVES_UP) is None:
+        await scene.wait_for_text(sent)
+        await _refuse_reads(proxy, scene.worker, 0.75 * GIVES_UP)
+        if await scene.program.ended(scene.worker, 0.9 * GIVES_UP) is None:
             raise Broken(f"it goes on, and looks alive, although its reads were refused for {1.65 * GIVES_UP:g} s")
         if not any(frame.get("end_of_stream") for frame in await scene.frames(sent)):
             raise Broken("it ended although it ran a call whose caller waited")
         if await scene.instances():
             raise Broken("it is still registered after it has ended")
-    finally:
-        await proxy.close()
-        await scene.kill_worker()
 
 
 async def _refuse_reads(proxy: Proxy, worker: asyncio.subprocess.Process, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""A worker under test, and the agents and other workers that the kit plays around it."""
+"""Calls that the kit makes of a worker under test, and the frames that come of them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import Any
 
 import msgspec
 
-from toolbus.bus.broker.registry.registry import TTL
+from toolbus.bus.broker.lease.dead_letters import DEAD_LETTER_TTL
 from toolbus.bus.broker.replies.finish import MOST_BYTES
 from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import session_digest
 from toolbus.bus.broker.transport.opening import Probe
 from toolbus.bus.values.envelope import Frame
 from toolbus.bus.values.settings import Settings
-from toolbus.operations.conformance.checks import Broken, until
-from toolbus.operations.conformance.proxy import Proxy
-from toolbus.operations.conformance.scene import BESIDE, LEASE, MOST, MOST_WRITTEN, SERVICE, STARTS, Program, Scene, shown
+from toolbus.operations.conformance.checks import Broken, NotChecked, until
+from toolbus.operations.conformance.scene import BESIDE, LEASE, MOST_WRITTEN, SERVICE, Program, shown
+from toolbus.operations.conformance.worker_calls import SLACK, TAKES_OVER, Frames, check_run, error_of, text_of
+from toolbus.operations.conformance.worker_registry import RegisteredWorker
 
 _ANSWERS = 10.0
 # Bytes of an entry with one frame: each byte of a piece may take six in JSON.
@@ -38,21 +40,19 @@ class Sent(msgspec.Struct):
         return f"the call {self.id} of {tool.decode('utf-8', 'replace')} {arguments[:100].decode('utf-8', 'replace')}"
 
 
-class WorkerScene(Scene):
-    """Starts workers, publishes requests as they stand, and reads the frames as they come."""
+class WorkerScene(RegisteredWorker):
+    """Publishes requests as they stand, and reads the frames as they come."""
 
     def __init__(self, settings: Settings, probe: Probe, program: Program) -> None:
         super().__init__(settings, probe, program)
         self.agent = secrets.token_hex(16)
-        self.worker: asyncio.subprocess.Process | None = None
         self.dead_letters = self.keys.dead_letters(SERVICE)
         # How many calls it runs at the same time, once that was measured.
         self.slots = 0
-        self._played: list[str] = []
         self._read = "0-0"
         # Several checks of one moment read the stream together.
         self._reading = asyncio.Lock()
-        self._frames: dict[str, list[dict[str, Any]]] = {}
+        self._frames: dict[str, Frames] = {}
         self._size = 0
 
     def forget_frames(self) -> None:
@@ -64,12 +64,10 @@ class WorkerScene(Scene):
         """Return the last frames that the worker sent, as JSON that is short enough to read."""
         return shown([frame for frames in self._frames.values() for frame in frames])
 
-    # -- the worker -------------------------------------------------------------------------------
-
     async def prepare(self) -> None:
         """Have one worker in the registry, and a reply stream of this agent."""
-        if self.worker is None or self.worker.returncode is not None:
-            self.worker = await self.program.start()
+        if self._worker is None or self._worker.returncode is not None:
+            self._worker = await self.program.start()
         await self.joined(set(), f"no worker of {SERVICE!r} is in the registry")
         await self.listen()
 
@@ -83,155 +81,7 @@ class WorkerScene(Scene):
         await self.probe.run("FLUSHDB")
         self._read = "0-0"
 
-    async def start_behind(self, proxy: Proxy, **more: str) -> asyncio.subprocess.Process:
-        """Start the worker anew, have it speak to the server through a proxy, and return its process; ``more`` is as for ``restart``."""
-        return await self.restart(TOOLBUS_URL=self.url_of(proxy), **more)
-
-    async def restart(self, **more: str) -> asyncio.subprocess.Process:
-        """Start the worker anew, with further variables of its environment, and return its process."""
-        await self.kill_worker()
-        known = set(await self.instances())
-        self.worker = await self.program.start(pipes=False, **more)
-        await self.joined(known, "it is not in the registry when it is started anew")
-        return self.worker
-
-    async def joined(self, known: set[str], problem: str) -> set[str]:
-        """Return the instances that have come to those that are known, as soon as there is one.
-
-        Raises:
-            Broken: none comes, or a program has ended; ``problem`` says what is missing.
-        """
-
-        async def found() -> set[str]:
-            self.program.check_alive()
-            return set(await self.instances()) - known
-
-        new = await until(found, STARTS, problem)
-        self.has_begun = True
-        return new
-
-    async def kill_worker(self) -> None:
-        """Kill the worker, if it runs, and take it out of the registry, where the next check would take it for another one."""
-        if self.worker is not None:
-            await self.program.kill(self.worker)
-            self.worker = None
-        # Also those whose leases have ended: while no worker runs nobody sweeps them.
-        rows = await self.probe.run("HKEYS", self.keys.instances(SERVICE))
-        registered = {each[2:].decode() for each in rows if each.startswith(b"i:")} - set(self._played)
-        for instance in registered | set(await self._members("-inf")):
-            await self.see_the_end(instance)
-
-    async def now(self) -> int:
-        """Return the server's time in milliseconds."""
-        seconds, micros = await self.probe.run("TIME")
-        return int(seconds) * 1000 + int(micros) // 1000
-
-    async def instances(self) -> list[str]:
-        """Return the instances of the service that are registered, and whose leases have not ended."""
-        rows = await self.probe.run("HKEYS", self.keys.instances(SERVICE))
-        return [each for each in await self._alive() if f"i:{each}".encode() in rows]
-
-    async def _alive(self) -> list[str]:
-        """Return the instances of the service whose leases have not ended; they may have left the registry."""
-        return await self._members(str(await self.now()))
-
-    async def _members(self, since: str) -> list[str]:
-        """Return the instances of the service in `live` whose leases end at a time of the server or later."""
-        members = await self.probe.run("ZRANGEBYSCORE", self.keys.live, since, "+inf")
-        found = [each.decode().partition("/")[2] for each in members if each.startswith(f"{SERVICE}/".encode())]
-        return [each for each in found if each not in self._played]
-
-    async def lease_of(self, instance: str) -> float:
-        """Return when a worker's lease ends, in milliseconds of the server's time; 0 when it has none."""
-        return float(await self.probe.run("ZSCORE", self.keys.live, f"{SERVICE}/{instance}") or 0)
-
-    async def age_of_beat(self, instance: str) -> int:
-        """Return the milliseconds since a worker's last beat, by the server."""
-        script = "local time = redis.call('TIME') return time[1] * 1000 + time[2] / 1000 - (redis.call('ZSCORE', KEYS[1], ARGV[1]) or 0)"
-        return int(await self.probe.run("EVAL", script, 1, self.keys.live, f"{SERVICE}/{instance}")) + int(LEASE * 1000)
-
-    async def row_of(self, instance: str) -> str:
-        """Return a worker's start number and the digest of its publication, as the registry has them; empty when it is in none."""
-        return (await self.probe.run("HGET", self.keys.instances(SERVICE), f"i:{instance}") or b"").decode()
-
-    async def tell(self, words: str) -> None:
-        """Publish a message to the workers of the service."""
-        await self.probe.run("PUBLISH", self.keys.wake(SERVICE), words)
-
-    async def play_worker(self, *, lives: bool, digest: str = "") -> str:
-        """Make a consumer of a worker that the kit plays.
-
-        Args:
-            lives: its lease lasts until the end of the check; otherwise its process is known to have ended.
-            digest: of the publication with which it is registered; "" when it is not.
-        """
-        name = secrets.token_hex(8)
-        await self.probe.run("XGROUP", "CREATECONSUMER", self.queue, "g", name)
-        lease = int(MOST * 1000) if lives else int(LEASE * 1000)
-        await self.probe.run("HSET", self.fence, f"c:{name}", "1", f"l:{name}", lease, *(() if lives else (f"x:{name}", "1")))
-        if lives:
-            await self.probe.run("ZADD", self.keys.live, await self.now() + lease, f"{SERVICE}/{name}")
-            self._played.append(name)
-        if digest:
-            await self.probe.run("HSET", self.keys.instances(SERVICE), f"i:{name}", f"1:{digest}")
-        return name
-
-    async def move(self, sent: Sent, to: str, deliveries: int = 2) -> bool:
-        """Move an entry from the worker to another. As with every script that does so, who loses it gets another counter in the fence.
-
-        Returns:
-            False when the call had ended before.
-        """
-        mine, _, _ = await self.holder(sent)
-        moved = await self.probe.run(
-            "EVAL",
-            "if #redis.call('XCLAIM', KEYS[1], 'g', ARGV[2], 0, ARGV[3], 'RETRYCOUNT', ARGV[4], 'JUSTID') == 0 then return 0 end "
-            "redis.call('HSET', KEYS[2], 'c:' .. ARGV[1], ARGV[5]) return 1",
-            2, self.queue, self.fence, mine, to, sent.entry, deliveries, secrets.token_hex(8),
-        )  # fmt: skip
-        return bool(moved)
-
-    async def keep(self, sent: Sent, owner: str, deliveries: int = 2) -> None:
-        """Renew an entry that a worker holds which the kit plays."""
-        await self.probe.run("XCLAIM", self.queue, "g", owner, 0, sent.entry, "RETRYCOUNT", deliveries, "JUSTID")
-
-    async def remove(self, sent: Sent) -> None:
-        """Take an entry out of the queue, as its worker does at its end."""
-        await self.probe.run("XACK", self.queue, "g", sent.entry)
-        await self.probe.run("XDEL", self.queue, sent.entry)
-
-    async def end_reads(self) -> None:
-        """End the reads that wait, as at the end of their time, so that the next ones know what scripts have just answered."""
-        await asyncio.sleep(0.1)
-        # A connection of RESP2 has the list as a string like others.
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(b"CLIENT LIST\r\n")
-        listed = await reader.readexactly(int((await reader.readline())[1:]))
-        writer.close()
-        for line in listed.decode().splitlines():
-            fields = dict(field.partition("=")[::2] for field in line.split())
-            if fields.get("cmd") == "xreadgroup":
-                await self.probe.run("CLIENT", "UNBLOCK", fields["id"], "TIMEOUT")
-
-    async def _dismiss(self) -> None:
-        """End the workers that the kit played."""
-        for name in self._played:
-            await self.probe.run("ZREM", self.keys.live, f"{SERVICE}/{name}")
-            await self.probe.run("HDEL", self.keys.instances(SERVICE), f"i:{name}")
-            await self.probe.run("HDEL", self.fence, f"c:{name}", f"l:{name}")
-        self._played.clear()
-
-    async def see_the_end(self, instance: str) -> None:
-        """Say that the process of a worker has ended, as whoever sees it end does."""
-        keys = self.keys
-        registry = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log)
-        own = (keys.instances(SERVICE), self.queue, self.fence, keys.cancelled(SERVICE))
-        common = (keys.prefix, secrets.token_hex(6), TTL * 1000, 60_000)
-        await self.probe.script(scripts.UNREGISTER, (*registry, *own), *common, f"{SERVICE}/{instance}")
-        await self.probe.script(scripts.RETIRE, (*own[1:], own[0], keys.live), instance, SERVICE, "1")
-        await self.tell(f"dead {SERVICE}")
-
-    # -- requests ---------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------------
 
     async def draw_agent(self) -> None:
         """Be another agent, with a reply stream of its own."""
@@ -278,16 +128,88 @@ class WorkerScene(Scene):
             raise Broken("the worker's request stream does not exist")
         return str(entry.decode())
 
+    async def call_stream(self) -> str:
+        """Make the stream of a shared call, and return the call's id."""
+        call = secrets.token_hex(16)
+        await self.probe.run("XADD", self.keys.call(call), "*", "o", "made")
+        await self.probe.run("PEXPIRE", self.keys.call(call), 60_000)
+        return call
+
+    async def unseen(
+        self, role: str, arguments: dict[str, object], consumer: str, deliveries: int, *, due: object = None, **fields: Any
+    ) -> Sent:
+        """Publish a request that the worker is not delivered, because a consumer took it first; ``due`` is in place of its deadline."""
+        call, document, in_time = self.unsent(role, arguments, **fields)
+        # In one script, so that nobody is delivered anything between the commands.
+        entry = await self.probe.run(
+            "EVAL",
+            "local id = redis.call('XADD', KEYS[1], '*', 'r', ARGV[1], 'd', ARGV[2]) "
+            "redis.call('XGROUP', 'SETID', KEYS[1], 'g', id) "
+            "redis.call('XCLAIM', KEYS[1], 'g', ARGV[3], 0, id, 'RETRYCOUNT', ARGV[4], 'FORCE', 'JUSTID') return id",
+            1, self.queue, document, in_time if due is None else str(due), consumer, deliveries,
+        )  # fmt: skip
+        return Sent(call, entry.decode(), document)
+
+    async def publish_together(
+        self, number: int, arguments: dict[str, Any], *, services: tuple[str, ...] = (SERVICE,), consumer: str = "", **fields: Any
+    ) -> list[Sent]:
+        """Publish calls of `count` in one script, by turns for some services, and return them.
+
+        With a consumer, they are handed to it, and the worker is not delivered them. One by one, a quick worker would never hold many.
+        """
+        calls = [self.unsent("count", arguments, service=services[at % len(services)], **fields) for at in range(number)]
+        entries = await self.probe.run(
+            "EVAL",
+            "local ids = {} for i = 2, #ARGV, 2 do local key = KEYS[(i / 2 - 1) % #KEYS + 1] "
+            "ids[#ids + 1] = redis.call('XADD', key, '*', 'r', ARGV[i], 'd', ARGV[i + 1]) if ARGV[1] ~= '' then "
+            "redis.call('XGROUP', 'SETID', key, 'g', ids[#ids]) "
+            "redis.call('XCLAIM', key, 'g', ARGV[1], 0, ids[#ids], 'RETRYCOUNT', 1, 'FORCE', 'JUSTID') end end return ids",
+            len(services), *map(self.keys.queue, services), consumer, *(part for _, *parts in calls for part in parts),
+        )  # fmt: skip
+        return [Sent(call, entry.decode(), document) for entry, (call, document, _) in zip(entries, calls, strict=True)]
+
     async def is_finished(self, sent: Sent) -> bool:
         """Return whether a request was acknowledged and deleted."""
         return not await self.waits(sent.entry)
+
+    async def wait_until_gone(self, sent: Sent, within: float = 5.0) -> None:
+        """Wait until a request was acknowledged and deleted."""
+        await until(lambda: self.is_finished(sent), within, "the request was not acknowledged and deleted after its end")
 
     async def holder(self, sent: Sent) -> tuple[str, int, int]:
         """Return the consumer that has a request, its idle time (ms) and its delivery count; empty when nobody has it."""
         found = await self.probe.run("XPENDING", self.queue, "g", sent.entry, sent.entry, 1)
         return (found[0][1].decode(), int(found[0][2]), int(found[0][3])) if found else ("", 0, 0)
 
-    # -- frames -----------------------------------------------------------------------------------
+    async def is_running(self, sent: Sent) -> bool:
+        """Return whether a worker has a request."""
+        return bool((await self.holder(sent))[0])
+
+    async def move(self, sent: Sent, to: str, deliveries: int = 2) -> bool:
+        """Move an entry from the worker to another. As with every script that does so, who loses it gets another counter in the fence.
+
+        Returns:
+            False when the call had ended before.
+        """
+        mine, _, _ = await self.holder(sent)
+        moved = await self.probe.run(
+            "EVAL",
+            "if #redis.call('XCLAIM', KEYS[1], 'g', ARGV[2], 0, ARGV[3], 'RETRYCOUNT', ARGV[4], 'JUSTID') == 0 then return 0 end "
+            "redis.call('HSET', KEYS[2], 'c:' .. ARGV[1], ARGV[5]) return 1",
+            2, self.queue, self.fence, mine, to, sent.entry, deliveries, secrets.token_hex(8),
+        )  # fmt: skip
+        return bool(moved)
+
+    async def keep(self, sent: Sent, owner: str, deliveries: int = 2) -> None:
+        """Renew an entry that a worker holds which the kit plays."""
+        await self.probe.run("XCLAIM", self.queue, "g", owner, 0, sent.entry, "RETRYCOUNT", deliveries, "JUSTID")
+
+    async def remove(self, sent: Sent) -> None:
+        """Take an entry out of the queue, as its worker does at its end."""
+        await self.probe.run("XACK", self.queue, "g", sent.entry)
+        await self.probe.run("XDEL", self.queue, sent.entry)
+
+    # -- frames -------------------------------------------------------------------------------------
 
     async def _take_in(self, stream: str = "") -> None:
         """Read new frames; every one of them must be readable."""
@@ -319,7 +241,7 @@ class WorkerScene(Scene):
                     raise Broken(f"a frame is none by schemas/frames.json: {error}: {str(frame)[:200]}") from None
                 self._frames.setdefault(frame["id"], []).append(frame)
 
-    async def frames(self, sent: Sent) -> list[dict[str, Any]]:
+    async def frames(self, sent: Sent) -> Frames:
         """Return the frames of a request that have come until now."""
         async with self._reading:
             await self._take_in()
@@ -334,7 +256,7 @@ class WorkerScene(Scene):
         self.program.check_alive()
         return any(frame.get("end_of_stream") for frame in await self.frames(sent))
 
-    async def ended(self, sent: Sent, within: float = _ANSWERS) -> list[dict[str, Any]]:
+    async def ended(self, sent: Sent, within: float = _ANSWERS) -> Frames:
         """Return the frames of a request when its end has come.
 
         Raises:
@@ -343,15 +265,53 @@ class WorkerScene(Scene):
         await until(lambda: self.has_ended(sent), within, f"no frame with end_of_stream came for {sent}")
         return self._frames[sent.id]
 
-    async def shared_frames(self, sent: Sent) -> list[dict[str, Any]]:
+    async def wait_for_text(self, sent: Sent) -> None:
+        """Wait until a call has sent text."""
+
+        async def has_text() -> bool:
+            return any(
+                (frame.get("kind", "text") == "text" and frame.get("response")) or frame.get("texts") for frame in await self.frames(sent)
+            )
+
+        await until(has_text, 5.0, "no text came")
+
+    async def runs_as(self, sent: Sent, attempt: int) -> bool:
+        """Return whether text of an attempt has come."""
+        return any(frame.get("attempt", 1) == attempt and not frame.get("end_of_stream") for frame in await self.frames(sent))
+
+    async def check_order(self, first: Sent, second: Sent, problem: str) -> None:
+        """Wait for the end of a call, and check that another one has not begun before.
+
+        Raises:
+            Broken: it has; ``problem`` says so.
+        """
+        while True:
+            has_begun = bool(await self.frames(second))
+            # Looked at last, since both may have happened between two looks.
+            if await self.has_ended(first):
+                return
+            if has_begun:
+                raise Broken(problem)
+            await asyncio.sleep(0.02)
+
+    async def shared_frames(self, sent: Sent) -> Frames:
         """Return the frames of a shared call, which has a stream of its own."""
         return await self._frames_in(self.keys.call(sent.id), sent)
 
-    async def frames_of_another(self, sent: Sent, agent: str) -> list[dict[str, Any]]:
+    async def shared_end(self, sent: Sent) -> Frames:
+        """Return the frames of a shared call when its end has come."""
+
+        async def has_ended() -> bool:
+            return any(frame.get("end_of_stream") for frame in await self.shared_frames(sent))
+
+        await until(has_ended, 10.0, "no end came in the call's stream")
+        return await self.shared_frames(sent)
+
+    async def frames_of_another(self, sent: Sent, agent: str) -> Frames:
         """Return the frames of a call in the reply stream of another agent."""
         return await self._frames_in(self.keys.replies(agent), sent)
 
-    async def _frames_in(self, stream: str, sent: Sent) -> list[dict[str, Any]]:
+    async def _frames_in(self, stream: str, sent: Sent) -> Frames:
         async with self._reading:
             size, mine, self._frames = self._size, self._frames, {}
             await self._take_in(stream)
@@ -359,3 +319,163 @@ class WorkerScene(Scene):
             # It is read from its beginning each time: what is not asked for would be there twice.
             self._size, self._frames = size, {**mine, sent.id: found}
         return found
+
+    # -- calls --------------------------------------------------------------------------------------
+
+    async def call_echo(self, text: str, role: str = "echo", **fields: Any) -> Sent:
+        """Call the tool that returns its text, check its frames, and return the request."""
+        sent = await self.publish(role, {"text": text}, **fields)
+        frames = await self.ended(sent)
+        check_run(frames)
+        if error_of(frames) or text_of(frames) != text:
+            raise Broken(f"{role} of {text[:40]!r} answered {text_of(frames)[:40]!r} {frames[-1].get('error') or ''}")
+        return sent
+
+    async def need_slots(self, number: int) -> int:
+        """Return how many calls the worker runs at the same time, 5 at most; go on if that is enough.
+
+        Raises:
+            NotChecked: it runs fewer.
+        """
+        if not self.slots:
+            sent = [await self.publish("count", {"to": 10, "delay": 0.1}) for _ in range(5)]
+
+            async def has_one_ended() -> bool:
+                # All that has come until the last look at the stream: an end stands before what begins in its slot.
+                frames = [await self.frames(each) for each in sent]
+                ended = [any(frame.get("end_of_stream") for frame in each) for each in frames]
+                self.slots = max(self.slots, sum(bool(each) for each in frames) - sum(ended))
+                return any(ended)
+
+            await until(has_one_ended, 10.0, "none of five calls of a second ended")
+            for each in sent:
+                await self.ended(each)
+        if self.slots < number:
+            raise NotChecked(f"it runs {self.slots} of 5 calls at the same time, and the check needs {number}")
+        return self.slots
+
+    async def begin_beside(self) -> tuple[Sent, str] | None:
+        """Begin a call of another agent, and return it with the agent's id; None when the worker runs one call at a time."""
+        if await self.need_slots(1) < 2:
+            return None
+        agent = await self.draw_neighbour()
+        sent = await self.publish("count", {"to": 20, "delay": 0.1}, agent=agent)
+
+        async def has_begun() -> bool:
+            return bool(await self.frames_of_another(sent, agent))
+
+        await until(has_begun, 5.0, "no text came for another agent")
+        return sent, agent
+
+    async def check_beside(self, beside: tuple[Sent, str] | None) -> None:
+        """Check that a call of another agent goes on to its end.
+
+        Raises:
+            Broken: it does not.
+        """
+        if beside is None:
+            return
+        sent, agent = beside
+        await self.wait_until_gone(sent, 10.0)
+        frames = await self.frames_of_another(sent, agent)
+        check_run(frames)
+        if error := error_of(frames):
+            raise Broken(f"the call of another agent, whose frames are read, ended as {error}")
+
+    async def taken_over(self, sent: Sent, news: str = "dead") -> Frames:
+        """Tell the worker what there is to take over, and return the frames with which it answered."""
+        await self.tell(f"{news} {SERVICE}")
+        return await self.ended(sent, TAKES_OVER)
+
+    async def takes_at_a_message(self, word: str) -> None:
+        """Check that a message has the worker run `reap.lua` at once: ``dead``, ``back`` or ``to``.
+
+        Raises:
+            Broken: it takes what there is only when it looks by itself.
+        """
+        instance = await self.only_instance()
+        for _ in range(3):
+            await self.just_reaped()
+            waits = {"back": "~back", "to": f"~to:{instance}"}
+            sent = await self.unseen("echo", {"text": word}, waits.get(word) or await self.play_worker(lives=False), 1)
+            begun = time.monotonic()
+            await self.tell(f"{word} {instance} {SERVICE}" if word == "to" else f"{word} {SERVICE}")
+            await self.ended(sent, TAKES_OVER)
+            # It looks three times a lease by itself, and the last time may have been seen late.
+            if time.monotonic() - begun < LEASE / 8:
+                return
+        raise Broken(f"the message `{word}` changes nothing: it takes what there is when it looks three times a lease")
+
+    async def moved_after_a_renewal(self, other: str, beside: int = 0) -> tuple[Sent, list[Sent]]:
+        """Return a call that runs and was moved to another worker, and others that run beside it.
+
+        All of them end before the worker renews what it holds again, so that its ends alone can show that it lost the first one.
+        """
+        long = await self.publish("count", {"to": 40, "delay": 0.1})
+        await self.wait_for_text(long)
+        _, before, _ = await self.holder(long)
+
+        async def is_renewed() -> bool:
+            nonlocal before
+            _, idle, _ = await self.holder(long)
+            before, was = idle, before
+            return idle < was
+
+        await until(is_renewed, LEASE + SLACK, "it does not renew what it holds")
+        for _ in range(5):
+            sent, *others = [await self.publish("count", {"to": 3, "delay": 0.1}) for _ in range(1 + beside)]
+            for each in (sent, *others):
+                await self.wait_for_text(each)
+            if await self.move(sent, other):
+                return sent, others
+            for each in others:
+                await self.ended(each)
+        raise NotChecked("its calls of 0.3 s had ended before they could be moved")
+
+    async def letters(self) -> dict[str, dict[str, str]]:
+        """Return the fields of the dead letters, by the entries that they were."""
+        found = [dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in await self.probe.run("XRANGE", self.dead_letters, "-", "+")]
+        read = [{name.decode(): value.decode("utf-8", "replace") for name, value in fields.items()} for fields in found]
+        return {fields.get("entry", ""): fields for fields in read}
+
+    async def check_letter(self, entry: str, reason: str, attempts: int, document: bytes, about: str) -> None:
+        """Check the dead letter of an entry.
+
+        Args:
+            entry: its id.
+            reason, attempts: fields of the letter.
+            document: of the request; one that is JSON may be written in another way, without what is at its default.
+            about: the request, in words.
+
+        Raises:
+            Broken: there is none, or it says something else.
+        """
+        letter = (await self.letters()).get(entry)
+        if letter is None:
+            raise Broken(f"{about} has not become a dead letter")
+        for field, wanted in (("reason", reason), ("attempts", str(attempts))):
+            if letter.get(field) != wanted:
+                raise Broken(f"the dead letter of {about} has {letter.get(field)!r} in its field {field!r} instead of {wanted!r}")
+        kept = letter.get("r", "")
+        if kept != document.decode("utf-8", "replace") and not _is_same_request(kept, document):
+            raise Broken(f"the dead letter of {about} does not have the request in its field 'r', but {kept[:60]!r}")
+        await self.check_ttl(self.dead_letters, DEAD_LETTER_TTL, "dead_letter_ttl")
+
+    async def new_session(self) -> tuple[str, dict[str, Any]]:
+        """Return the key of the owner of a new session, and the fields of its requests.
+
+        Raises:
+            NotChecked: the service has no sessions.
+        """
+        if not (await self.publication()).service.sticky_sessions:
+            raise NotChecked("its service has no sticky-sessions")
+        session = {"user": "kit", "session": secrets.token_hex(8)}
+        return self.keys.session(SERVICE, session_digest(*session.values())), session
+
+
+def _is_same_request(kept: str, document: bytes) -> bool:
+    try:
+        one, other = json.loads(kept), json.loads(document)
+        return all(one[name] == other[name] for name in ("id", "tool", "arguments"))
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return False

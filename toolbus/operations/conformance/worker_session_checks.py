@@ -10,25 +10,9 @@ from typing import Any
 
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import session_digest
-from toolbus.operations.conformance.checks import Broken, Table, until
+from toolbus.operations.conformance.checks import Broken, Table, until, until_not
 from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
-from toolbus.operations.conformance.worker_calls import (
-    SLACK,
-    call_echo,
-    call_stream,
-    check_order,
-    check_run,
-    ended_as,
-    error_of,
-    need,
-    new_session,
-    shared_end,
-    taken_over,
-    text_of,
-    unseen,
-    wait_for_text,
-    wait_until_gone,
-)
+from toolbus.operations.conformance.worker_calls import SLACK, check_run, ended_as, error_of, text_of
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 
 SESSIONS = Table[WorkerScene]()
@@ -38,7 +22,7 @@ SESSIONS = Table[WorkerScene]()
 async def marks_once(scene: WorkerScene) -> None:
     """A `once` tool is marked before it runs."""
     sent = await scene.publish("once", {"to": 10, "delay": 0.1}, effect="once")
-    await wait_for_text(scene, sent)
+    await scene.wait_for_text(sent)
     if not await scene.exists(scene.keys.started(sent.id)):
         raise Broken("there is no mark `started:` of a call that runs")
     check_run(await scene.ended(sent))
@@ -50,8 +34,8 @@ async def runs_once(scene: WorkerScene) -> None:
     dead = await scene.play_worker(lives=False)
     call = secrets.token_hex(16)
     await scene.probe.run("SET", scene.keys.started(call), "earlier-run", "PX", 60_000)
-    sent = await unseen(scene, "once", {"to": 1, "delay": 0.0}, dead, 1, id=call, effect="once")
-    frames = await taken_over(scene, sent)
+    sent = await scene.unseen("once", {"to": 1, "delay": 0.0}, dead, 1, id=call, effect="once")
+    frames = await scene.taken_over(sent)
     ended_as(frames, "outcome_unknown")
 
 
@@ -66,9 +50,9 @@ async def asks_for_the_server(scene: WorkerScene) -> None:
 @SESSIONS.check("W55", 3)
 async def answers_shared_calls(scene: WorkerScene) -> None:
     """The frames of a shared call go to the call's own stream, and not to an agent's."""
-    call = await call_stream(scene)
+    call = await scene.call_stream()
     sent = await scene.publish("echo", {"text": "for all"}, id=call, shared=True, idempotency_key="k")
-    if text_of(await shared_end(scene, sent)) != "for all":
+    if text_of(await scene.shared_end(sent)) != "for all":
         raise Broken("the text is another one")
     scene.forget_frames()
     if await scene.frames(sent):
@@ -79,16 +63,16 @@ async def answers_shared_calls(scene: WorkerScene) -> None:
 async def extends(scene: WorkerScene) -> None:
     """A call that is extended has the later deadline, also when the message comes before the entry."""
     for early in (False, True):
-        call = await call_stream(scene)
+        call = await scene.call_stream()
         later = f"extend {call} {await scene.now() + 30_000}"
         if early:
             await scene.tell(later)
             # What was published before a later message has been taken in, too, when that one has shown its effect.
-            await call_echo(scene, "in between")
+            await scene.call_echo("in between")
         sent = await scene.publish("count", {"to": 20, "delay": 0.1}, timeout=1.0, id=call, shared=True, idempotency_key=call)
         if not early:
             await scene.tell(later)
-        frames = await shared_end(scene, sent)
+        frames = await scene.shared_end(sent)
         if error_of(frames):
             raise Broken(f"it ended as {error_of(frames)} although it was extended {'before' if early else 'after'} its entry came")
 
@@ -104,19 +88,15 @@ async def frees_keys(scene: WorkerScene) -> None:
     word, entry, *_ = await scene.probe.script(scripts.SHARE, keys, *args)
     if word != b"queued":
         raise Broken(f"the kit can't publish a shared call: {word!r}")
-    ended_as(await shared_end(scene, Sent(call, entry.decode())), "not_found")
-
-    async def is_free() -> bool:
-        return not await scene.exists(record)
-
-    await until(is_free, 5.0, "the key still names the call that failed")
+    ended_as(await scene.shared_end(Sent(call, entry.decode())), "not_found")
+    await until_not(lambda: scene.exists(record), 5.0, "the key still names the call that failed")
 
 
 @SESSIONS.check("W58", 3)
 async def owns_sessions(scene: WorkerScene) -> None:
     """A worker of a service with sticky-sessions asks `own.lua` for a call's session before it runs."""
-    owner, session = await new_session(scene)
-    await call_echo(scene, "of a session", **session)
+    owner, session = await scene.new_session()
+    await scene.call_echo("of a session", **session)
     found = await scene.probe.run("GET", owner)
     if found is None or found.decode() not in await scene.instances():
         raise Broken(f"the session belongs to {found!r}, not to the worker that ran its call")
@@ -125,7 +105,7 @@ async def owns_sessions(scene: WorkerScene) -> None:
 @SESSIONS.check("W59", 3)
 async def passes_sessions_on(scene: WorkerScene) -> None:
     """A call of a session that another live worker has waits for that one."""
-    owner, session = await new_session(scene)
+    owner, session = await scene.new_session()
     other = await scene.play_worker(lives=True, digest="kit-revision")
     await scene.probe.run("SET", owner, other, "PX", 60_000)
     sent = await scene.publish("echo", {"text": "of another's session"}, **session)
@@ -144,12 +124,12 @@ async def passes_sessions_on(scene: WorkerScene) -> None:
 @SESSIONS.check("W60", 3)
 async def keeps_order(scene: WorkerScene) -> None:
     """Ordered requests of a session run one at a time, the lowest id first."""
-    _, session = await new_session(scene)
+    _, session = await scene.new_session()
     first = await scene.publish("count", {"to": 8, "delay": 0.1}, ordered=True, **session)
     call, document, due = scene.unsent("echo", {"text": "second"}, ordered=True, **session)
     second = Sent(call, await scene.add(document, due, "p", first.entry))
-    await wait_for_text(scene, first)
-    await check_order(scene, first, second, "the second request of the session ran beside the first one")
+    await scene.wait_for_text(first)
+    await scene.check_order(first, second, "the second request of the session ran beside the first one")
     if text_of(await scene.ended(second)) != "second":
         raise Broken("the second request was not run")
 
@@ -157,9 +137,9 @@ async def keeps_order(scene: WorkerScene) -> None:
 @SESSIONS.check("W61", 3)
 async def waits_for_the_one_before(scene: WorkerScene) -> None:
     """An ordered request waits until the one of its field `p` has ended, also at another worker."""
-    _, session = await new_session(scene)
+    _, session = await scene.new_session()
     other = await scene.play_worker(lives=True)
-    before = await unseen(scene, "echo", {"text": "elsewhere"}, other, 1, ordered=True, **session)
+    before = await scene.unseen("echo", {"text": "elsewhere"}, other, 1, ordered=True, **session)
     line = session_digest(session["user"], session["session"])
     await scene.probe.run("HSET", scene.keys.order(SERVICE), line, before.entry)
     call, document, due = scene.unsent("echo", {"text": "after"}, ordered=True, **session)
@@ -177,7 +157,7 @@ async def waits_for_the_one_before(scene: WorkerScene) -> None:
 @SESSIONS.check("W62", 3)
 async def reports_lost_states(scene: WorkerScene) -> None:
     """A request that names a state which the worker does not have fails with session_lost, or says `restarted`; ends say the new token."""
-    _, session = await new_session(scene)
+    _, session = await scene.new_session()
     frames = await scene.ended(await scene.publish("echo", {"text": "x"}, state="a-state-of-nobody", **session))
     end = frames[-1]
     lost = error_of(frames) == "tool_error" and end["error"].get("code") == "session_lost"
@@ -190,21 +170,16 @@ async def reports_lost_states(scene: WorkerScene) -> None:
 @SESSIONS.check("W63", 3)
 async def gives_sessions_up(scene: WorkerScene) -> None:
     """A session that a caller has closed is given up."""
-    owner, session = await new_session(scene)
-    await call_echo(scene, "of a session", **session)
+    owner, session = await scene.new_session()
+    await scene.call_echo("of a session", **session)
     await scene.tell(f"end {json.dumps([session['user'], session['session']])}")
-
-    async def is_free() -> bool:
-        return not await scene.exists(owner)
-
-    await until(is_free, 5.0, "the session still belongs to the worker")
+    await until_not(lambda: scene.exists(owner), 5.0, "the session still belongs to the worker")
 
 
 @SESSIONS.check("W74", 3)
 async def reports_not_begun(scene: WorkerScene) -> None:
     """A cancellation of a `once` call before its handler was called has the code not_begun."""
-    if scene.worker is not None:
-        await scene.program.kill(scene.worker)
+    await scene.program.kill(scene.worker)
     call = secrets.token_hex(16)
     await scene.probe.run("ZADD", scene.keys.cancelled(SERVICE), await scene.now() + 30_000, call)
     sent = await scene.publish("once", {"to": 1, "delay": 0.0}, id=call, effect="once")
@@ -223,19 +198,19 @@ async def _cleaned(scene: WorkerScene) -> int:
 @SESSIONS.check("W75", 3)
 async def cleans_up(scene: WorkerScene) -> None:
     """A service that cleans up after sessions does so two leases after their last agent has gone, unless another one calls in them."""
-    await need(scene, "cleaned")
+    await scene.need("cleaned")
     before = await _cleaned(scene)
     agents = [secrets.token_hex(16) for _ in range(3)]
     sessions: list[dict[str, Any]] = [{"user": "kit", "session": secrets.token_hex(8)} for _ in agents]
     for agent, session in zip(agents, sessions, strict=True):
         await scene.probe.script(scripts.LISTEN, (scene.keys.replies(agent),), 60_000, "0-0")
-        await wait_until_gone(scene, await scene.publish("echo", {"text": "of a session"}, agent=agent, **session))
+        await scene.wait_until_gone(await scene.publish("echo", {"text": "of a session"}, agent=agent, **session))
     says_so, dies, is_followed = agents
     left = time.monotonic()
     await scene.tell(f"left {says_so}")
     await scene.probe.run("DEL", scene.keys.replies(dies))
     await scene.tell(f"left {is_followed}")
-    await call_echo(scene, "of another agent", **sessions[2])
+    await scene.call_echo("of another agent", **sessions[2])
 
     while time.monotonic() - left < 2 * LEASE - SLACK:
         if await _cleaned(scene) > before:
@@ -271,7 +246,7 @@ async def _allow(scene: WorkerScene, request: str) -> None:
 @SESSIONS.check("W76", 3)
 async def notes_waits(scene: WorkerScene) -> None:
     """The time of a call whose handler waits for a person stands still, and `extend.lua` notes it for the next run."""
-    await need(scene, "ask")
+    await scene.need("ask")
     sent = await scene.publish("ask", {"question": "May it?", "delay": 1.0}, timeout=2.0)
 
     async def asked() -> dict[str, Any]:
@@ -295,13 +270,9 @@ async def notes_waits(scene: WorkerScene) -> None:
     check_run(frames)
     if text_of(frames) != "allowed":
         raise Broken(f"after it was allowed it ended as {error_of(frames) or 'a success'} with the text {text_of(frames)!r}")
-
-    async def is_deleted() -> bool:
-        return not await _note_of(scene, sent)
-
-    await until(is_deleted, 3.0, "the note is still there after the call's end")
+    await until_not(lambda: _note_of(scene, sent), 3.0, "the note is still there after the call's end")
     dead = await scene.play_worker(lives=False)
-    sent = await unseen(scene, "count", {"to": 20, "delay": 0.1}, dead, 1, timeout=1.0)
+    sent = await scene.unseen("count", {"to": 20, "delay": 0.1}, dead, 1, timeout=1.0)
     await scene.probe.run("SET", scene.keys.pause(SERVICE, sent.entry), f"{await scene.now() + 30_000} 0 0", "PX", 60_000)
-    if error := error_of(await taken_over(scene, sent)):
+    if error := error_of(await scene.taken_over(sent)):
         raise Broken(f"a call that it took over, whose note has a later deadline, ended as {error}")

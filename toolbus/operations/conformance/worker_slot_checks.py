@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from functools import partial
 
 from toolbus.operations.conformance.checks import Broken, NotChecked, Table, until
 from toolbus.operations.conformance.scene import BESIDE, LEASE, SERVICE
-from toolbus.operations.conformance.worker_calls import (
-    SLACK,
-    TAKES_OVER,
-    need_slots,
-    only_instance,
-    publish_together,
-    tools_of,
-    unseen,
-    wait_for_text,
-    wait_until_gone,
-)
+from toolbus.operations.conformance.worker_calls import SLACK, TAKES_OVER
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 
 SLOTS = Table[WorkerScene]()
@@ -29,8 +20,8 @@ async def shares_its_slots(scene: WorkerScene) -> None:
     """With several services it waits for all of their streams, and takes no more than it has slots."""
     if not await scene.exists(scene.keys.queue(BESIDE)):
         raise NotChecked(f"it does not serve {BESIDE} as well")
-    await need_slots(scene, 2)
-    services, instance = (SERVICE, BESIDE), await only_instance(scene)
+    await scene.need_slots(2)
+    services, instance = (SERVICE, BESIDE), await scene.only_instance()
     one = {"to": 1, "delay": 0.0}
     # One that reads the streams in turns, two seconds long each, is late for the second request in a row, unless that itself comes late.
     for service in 4 * (SERVICE, SERVICE, BESIDE, BESIDE):
@@ -39,7 +30,8 @@ async def shares_its_slots(scene: WorkerScene) -> None:
         await until(partial(scene.has_ended, single), 1.6, problem)
     # So many that slots for one stream are fewer than the calls of both.
     lasting = {"to": 3, "delay": 1.0}
-    sent = {(of, each.entry): each for of, each in await publish_together(scene, 300, lasting, services=services, timeout=5.0, events=True)}
+    together = await scene.publish_together(300, lasting, services=services, timeout=5.0, events=True)
+    sent = {(service, each.entry): each for service, each in zip(itertools.cycle(services), together, strict=False)}
 
     async def held() -> set[tuple[str, str]]:
         found = [await scene.probe.run("XPENDING", scene.keys.queue(service), "g", "-", "+", 1_000, instance) for service in services]
@@ -75,7 +67,7 @@ async def _fail(scene: WorkerScene) -> None:
 
 
 async def _are_forbidden(scene: WorkerScene) -> None:
-    if f"{SERVICE}-private" in await tools_of(scene):
+    if f"{SERVICE}-private" in await scene.tools():
         for each in await asyncio.gather(*(scene.publish("private", {"text": "x"}, user="nobody") for _ in range(3 * _MANY))):
             await scene.ended(each, 5.0)
 
@@ -83,13 +75,13 @@ async def _are_forbidden(scene: WorkerScene) -> None:
 async def _are_set_aside(scene: WorkerScene) -> None:
     due = str(await scene.now() + 30_000)
     for entry in await asyncio.gather(*(scene.add(b"{", due) for _ in range(3 * _MANY))):
-        await wait_until_gone(scene, Sent("", entry))
+        await scene.wait_until_gone(Sent("", entry))
 
 
 async def _are_buried(scene: WorkerScene) -> None:
     # It lives until it has all of them, or it could be taken out of the registry as one that holds nothing.
     dead = await scene.play_worker(lives=True)
-    sent = [await unseen(scene, "echo", {"text": "poison"}, dead, scene.settings.max_deliveries) for _ in range(_MANY)]
+    sent = [await scene.unseen("echo", {"text": "poison"}, dead, scene.settings.max_deliveries) for _ in range(_MANY)]
     await scene.see_the_end(dead)
     for each in sent:
 
@@ -125,7 +117,7 @@ async def _are_abandoned(scene: WorkerScene) -> None:
     async for running in _filled(scene):
         await scene.probe.run("DEL", scene.keys.replies(scene.agent))
         for each in running:
-            await wait_until_gone(scene, each)
+            await scene.wait_until_gone(each)
         await scene.listen()
 
 
@@ -152,7 +144,7 @@ async def _filled(scene: WorkerScene) -> AsyncIterator[list[Sent]]:
 async def _fill(scene: WorkerScene) -> list[Sent]:
     """Have the worker run calls that last, a hundred at most, and return them."""
     sent = await asyncio.gather(*(scene.publish("count", {"to": 1_000, "delay": 0.2}) for _ in range(_MANY)))
-    await wait_for_text(scene, sent[0])
+    await scene.wait_for_text(sent[0])
     # In one script: one that it took between a look and the removal would run on, unknown to the check.
     taken = await scene.probe.run(
         "EVAL",
@@ -162,7 +154,7 @@ async def _fill(scene: WorkerScene) -> list[Sent]:
     )  # fmt: skip
     running = [sent[at - 1] for at in taken]
     for each in running:
-        await wait_for_text(scene, each)
+        await scene.wait_for_text(each)
     return running
 
 
@@ -170,7 +162,7 @@ async def _fill(scene: WorkerScene) -> list[Sent]:
 async def takes_over_first(scene: WorkerScene) -> None:
     """When it had no free slot to take over what dead workers held, it does so with the next one, before it takes anything else."""
     other = await scene.play_worker(lives=True)
-    sent = await unseen(scene, "echo", {"text": "of a dead worker"}, other, 1)
+    sent = await scene.unseen("echo", {"text": "of a dead worker"}, other, 1)
     running = await _fill(scene)
     for _ in range(_MANY):
         await scene.publish("count", {"to": 1_000, "delay": 0.2})
