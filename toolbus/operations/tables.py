@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from toolbus.bus.support.display import one_line
 from toolbus.bus.watch.views import Snapshot
 
 _MOST_ERROR = 80
@@ -44,10 +45,13 @@ class Table(NamedTuple):
         """Return the texts of one row."""
         return [column.text(view) for column in self.columns]
 
+    def column(self, title: str) -> Column:
+        """Return the column with a title."""
+        return next(each for each in self.columns if each.title == title)
+
     def sorted(self, views: Sequence[Any], title: str, *, down: bool) -> list[Any]:
         """Return the views sorted by a column, and those that are equal in it in their usual order."""
-        column = next(each for each in self.columns if each.title == title)
-        return sorted(views, key=column.sort, reverse=down)
+        return sorted(views, key=self.column(title).sort, reverse=down)
 
 
 def milliseconds(value: float | None) -> str:
@@ -79,14 +83,13 @@ def clock(at: float) -> str:
         return "-"
 
 
-def one_line(text: str, most: int = _MOST_ERROR) -> str:
-    """Return a text in one line of at most ``most`` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[: most - 1]}…"
+def _same(title: str, text: Callable[[Any], str]) -> Column:
+    """Return a column that is sorted by its texts."""
+    return Column(title, text, text)
 
 
 def _text(title: str, name: str) -> Column:
-    return Column(title, lambda view: str(getattr(view, name)), lambda view: str(getattr(view, name)))
+    return _same(title, lambda view: str(getattr(view, name)))
 
 
 def _number(title: str, name: str) -> Column:
@@ -116,183 +119,169 @@ def _state(view: Any) -> str:
 def _error(view: Any) -> str:
     if not view.error:
         return f"taken over by {view.by}" if view.by else ""
-    return one_line(": ".join(filter(None, (view.error, view.code, view.message))))
+    return one_line(": ".join(filter(None, (view.error, view.code, view.message))), _MOST_ERROR)
 
 
 def _last_error(view: Any) -> str:
     error = view.last_error
-    return "" if error is None else one_line(f"{clock(error.at)} {': '.join(filter(None, (error.type, error.code, error.message)))}")
+    if error is None:
+        return ""
+    return one_line(f"{clock(error.at)} {': '.join(filter(None, (error.type, error.code, error.message)))}", _MOST_ERROR)
 
-
-_SERVICES = Table(
-    "Services",
-    lambda snapshot: snapshot.services,
-    lambda view: view.id,
-    (
-        _text("SERVICE", "id"),
-        Column("STATE", _state, _state),
-        _number("WORKERS", "workers"),
-        _number("QUEUED", "queued"),
-        _number("RUNNING", "running"),
-        _rate("CALLS/S", "calls_per_s"),
-        _rate("ERRORS/S", "failures_per_s"),
-        _latency("P50", "p50_ms"),
-        _latency("P99", "p99_ms"),
-        _number("CALLS", "calls"),
-        _number("DEAD", "dead"),
-        _number("TOOLS", "tools"),
-    ),
-    ("SERVICE", False),
-    "no services; start a worker: toolbus worker TARGET",
-)
-
-_WORKERS = Table(
-    "Workers",
-    lambda snapshot: snapshot.instances,
-    lambda view: view.id,
-    (
-        _text("WORKER", "id"),
-        Column("STATE", lambda view: "" if view.answered else "unknown" if view.unknown else "silent", lambda view: view.answered),
-        _text("HOST", "host"),
-        _number("PID", "pid"),
-        Column("UP", lambda view: seconds(view.uptime) if view.answered else "", lambda view: view.uptime, right=True),
-        Column(
-            "SLOTS",
-            lambda view: f"{view.running}/{view.slots}" if view.answered else "",
-            lambda view: view.running / (view.slots or 1),
-            right=True,
-        ),
-        _rate("CALLS/S", "calls_per_s"),
-        _number("CALLS", "calls"),
-        _number("FAILED", "failures"),
-        _number("CANCELLED", "cancelled"),
-        _number("RETAKEN", "retaken"),
-        _text("VERSION", "version"),
-        Column("SERVICES", lambda view: one_line(" ".join(view.services), 60), lambda view: view.services),
-    ),
-    ("WORKER", False),
-    "no workers; start one: toolbus worker TARGET",
-)
-
-_TOOLS = Table(
-    "Tools",
-    lambda snapshot: snapshot.tools,
-    lambda view: f"{view.service}/{view.name}",
-    (
-        _text("TOOL", "name"),
-        _text("SERVICE", "service"),
-        _number("RUNNING", "running"),
-        _rate("CALLS/S", "calls_per_s"),
-        _latency("P50", "p50_ms"),
-        _latency("P99", "p99_ms"),
-        _number("CALLS", "started"),
-        _number("FAILED", "failures"),
-        _number("CANCELLED", "cancelled"),
-        _number("RETAKEN", "retaken"),
-        _number("REFUSED", "refused"),
-        Column("LAST ERROR", _last_error, lambda view: 0.0 if view.last_error is None else view.last_error.at),
-    ),
-    ("TOOL", False),
-    "no tools; start a worker: toolbus worker TARGET",
-)
-
-_CALLS = Table(
-    "Calls",
-    lambda snapshot: snapshot.recent,
-    lambda view: f"{view.entry}/{view.id}/{view.attempt}",
-    (
-        _time("ENDED", "ended"),
-        Column("TOOL", lambda view: view.tool or view.service, lambda view: view.tool or view.service),
-        _text("OUTCOME", "outcome"),
-        Column("TRY", lambda view: str(view.attempt), lambda view: view.attempt, right=True),
-        Column("QUEUED", lambda view: milliseconds(view.queued_ms) if view.taken else "-", lambda view: view.queued_ms, right=True),
-        Column("RAN", lambda view: milliseconds(view.ms) if view.taken else "-", lambda view: view.ms, right=True),
-        _text("USER", "user"),
-        _text("WORKER", "instance"),
-        _text("CALL", "id"),
-        Column("ERROR", _error, _error),
-    ),
-    ("ENDED", True),
-    "no recent calls",
-)
-
-_RUNNING = Table(
-    "Running",
-    lambda snapshot: snapshot.running,
-    lambda view: f"{view.instance}/{view.id}",
-    (
-        _time("SINCE", "since"),
-        Column("TOOL", lambda view: view.tool or view.service, lambda view: view.tool or view.service),
-        Column("TRY", lambda view: str(view.attempt), lambda view: view.attempt, right=True),
-        _text("USER", "user"),
-        _text("WORKER", "instance"),
-        _text("CALL", "id"),
-        Column("STATE", lambda view: "stopping" if view.stopped else "" if view.since else "waits", lambda view: view.stopped),
-    ),
-    ("SINCE", False),
-    "no running calls",
-)
-
-_DEAD = Table(
-    "Dead letters",
-    lambda snapshot: snapshot.dead,
-    lambda view: f"{view.queue}/{view.id}",
-    (
-        _time("WHEN", "at"),
-        _text("QUEUE", "queue"),
-        _text("TOOL", "tool"),
-        _text("USER", "user"),
-        _number("ATTEMPTS", "attempts"),
-        _text("REASON", "reason"),
-        Column("LAST ERROR", lambda view: one_line(view.error), lambda view: view.error),
-        _text("ID", "id"),
-    ),
-    ("WHEN", True),
-    "no dead letters",
-)
-
-_WAITING = Table(
-    "Confirmations",
-    lambda snapshot: snapshot.confirmations,
-    lambda view: view.id,
-    (
-        _time("ASKED", "asked_at"),
-        Column("TOOL", lambda view: view.tool or view.service, lambda view: view.tool or view.service),
-        _text("USER", "user"),
-        Column("QUESTION", lambda view: one_line(view.question), lambda view: view.question),
-        _time("EXPIRES", "expires_at"),
-        _text("ID", "id"),
-    ),
-    ("ASKED", False),
-    "nothing waits for a person",
-)
-
-_SESSIONS = Table(
-    "Sessions",
-    lambda snapshot: snapshot.sessions,
-    lambda view: f"{view.instance}/{view.service}/{view.user}/{view.session}",
-    (
-        _text("SERVICE", "service"),
-        _text("USER", "user"),
-        _text("SESSION", "session"),
-        _number("RUNNING", "running"),
-        Column("IDLE", lambda view: seconds(view.idle), lambda view: view.idle, right=True),
-        _text("WORKER", "instance"),
-    ),
-    ("IDLE", False),
-    "no open sessions",
-)
 
 TABLES: Mapping[str, Table] = MappingProxyType(
     {
-        "services": _SERVICES,
-        "workers": _WORKERS,
-        "tools": _TOOLS,
-        "calls": _CALLS,
-        "dead": _DEAD,
-        "confirmations": _WAITING,
-        "sessions": _SESSIONS,
-        "running": _RUNNING,
+        "services": Table(
+            "Services",
+            lambda snapshot: snapshot.services,
+            lambda view: view.id,
+            (
+                _text("SERVICE", "id"),
+                _same("STATE", _state),
+                _number("WORKERS", "workers"),
+                _number("QUEUED", "queued"),
+                _number("RUNNING", "running"),
+                _rate("CALLS/S", "calls_per_s"),
+                _rate("ERRORS/S", "failures_per_s"),
+                _latency("P50", "p50_ms"),
+                _latency("P99", "p99_ms"),
+                _number("CALLS", "calls"),
+                _number("DEAD", "dead"),
+                _number("TOOLS", "tools"),
+            ),
+            ("SERVICE", False),
+            "no services; start a worker: toolbus worker TARGET",
+        ),
+        "workers": Table(
+            "Workers",
+            lambda snapshot: snapshot.instances,
+            lambda view: view.id,
+            (
+                _text("WORKER", "id"),
+                Column("STATE", lambda view: "" if view.answered else "unknown" if view.unknown else "silent", lambda view: view.answered),
+                _text("HOST", "host"),
+                _number("PID", "pid"),
+                Column("UP", lambda view: seconds(view.uptime) if view.answered else "", lambda view: view.uptime, right=True),
+                Column(
+                    "SLOTS",
+                    lambda view: f"{view.running}/{view.slots}" if view.answered else "",
+                    lambda view: view.running / (view.slots or 1),
+                    right=True,
+                ),
+                _rate("CALLS/S", "calls_per_s"),
+                _number("CALLS", "calls"),
+                _number("FAILED", "failures"),
+                _number("CANCELLED", "cancelled"),
+                _number("RETAKEN", "retaken"),
+                _text("VERSION", "version"),
+                Column("SERVICES", lambda view: one_line(" ".join(view.services), 60), lambda view: view.services),
+            ),
+            ("WORKER", False),
+            "no workers; start one: toolbus worker TARGET",
+        ),
+        "tools": Table(
+            "Tools",
+            lambda snapshot: snapshot.tools,
+            lambda view: f"{view.service}/{view.name}",
+            (
+                _text("TOOL", "name"),
+                _text("SERVICE", "service"),
+                _number("RUNNING", "running"),
+                _rate("CALLS/S", "calls_per_s"),
+                _latency("P50", "p50_ms"),
+                _latency("P99", "p99_ms"),
+                _number("CALLS", "started"),
+                _number("FAILED", "failures"),
+                _number("CANCELLED", "cancelled"),
+                _number("RETAKEN", "retaken"),
+                _number("REFUSED", "refused"),
+                Column("LAST ERROR", _last_error, lambda view: 0.0 if view.last_error is None else view.last_error.at),
+            ),
+            ("TOOL", False),
+            "no tools; start a worker: toolbus worker TARGET",
+        ),
+        "calls": Table(
+            "Calls",
+            lambda snapshot: snapshot.recent,
+            lambda view: f"{view.entry}/{view.id}/{view.attempt}",
+            (
+                _time("ENDED", "ended"),
+                _same("TOOL", lambda view: view.tool or view.service),
+                _text("OUTCOME", "outcome"),
+                Column("TRY", lambda view: str(view.attempt), lambda view: view.attempt, right=True),
+                Column("QUEUED", lambda view: milliseconds(view.queued_ms) if view.taken else "-", lambda view: view.queued_ms, right=True),
+                Column("RAN", lambda view: milliseconds(view.ms) if view.taken else "-", lambda view: view.ms, right=True),
+                _text("USER", "user"),
+                _text("WORKER", "instance"),
+                _text("CALL", "id"),
+                _same("ERROR", _error),
+            ),
+            ("ENDED", True),
+            "no recent calls",
+        ),
+        "dead": Table(
+            "Dead letters",
+            lambda snapshot: snapshot.dead,
+            lambda view: f"{view.queue}/{view.id}",
+            (
+                _time("WHEN", "at"),
+                _text("QUEUE", "queue"),
+                _text("TOOL", "tool"),
+                _text("USER", "user"),
+                _number("ATTEMPTS", "attempts"),
+                _text("REASON", "reason"),
+                Column("LAST ERROR", lambda view: one_line(view.error, _MOST_ERROR), lambda view: view.error),
+                _text("ID", "id"),
+            ),
+            ("WHEN", True),
+            "no dead letters",
+        ),
+        "confirmations": Table(
+            "Confirmations",
+            lambda snapshot: snapshot.confirmations,
+            lambda view: view.id,
+            (
+                _time("ASKED", "asked_at"),
+                _same("TOOL", lambda view: view.tool or view.service),
+                _text("USER", "user"),
+                Column("QUESTION", lambda view: one_line(view.question, _MOST_ERROR), lambda view: view.question),
+                _time("EXPIRES", "expires_at"),
+                _text("ID", "id"),
+            ),
+            ("ASKED", False),
+            "nothing waits for a person",
+        ),
+        "sessions": Table(
+            "Sessions",
+            lambda snapshot: snapshot.sessions,
+            lambda view: f"{view.instance}/{view.service}/{view.user}/{view.session}",
+            (
+                _text("SERVICE", "service"),
+                _text("USER", "user"),
+                _text("SESSION", "session"),
+                _number("RUNNING", "running"),
+                Column("IDLE", lambda view: seconds(view.idle), lambda view: view.idle, right=True),
+                _text("WORKER", "instance"),
+            ),
+            ("IDLE", False),
+            "no open sessions",
+        ),
+        "running": Table(
+            "Running",
+            lambda snapshot: snapshot.running,
+            lambda view: f"{view.instance}/{view.id}",
+            (
+                _time("SINCE", "since"),
+                _same("TOOL", lambda view: view.tool or view.service),
+                Column("TRY", lambda view: str(view.attempt), lambda view: view.attempt, right=True),
+                _text("USER", "user"),
+                _text("WORKER", "instance"),
+                _text("CALL", "id"),
+                Column("STATE", lambda view: "stopping" if view.stopped else "" if view.since else "waits", lambda view: view.stopped),
+            ),
+            ("SINCE", False),
+            "no running calls",
+        ),
     }
 )
 """The tables of a snapshot by name."""

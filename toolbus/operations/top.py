@@ -261,7 +261,7 @@ class Top(App[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit"),
-        Binding("ctrl+c", "interrupt", "Quit", show=False, priority=True),
+        Binding("ctrl+c", f"stop({_INTERRUPTED})", "Quit", show=False, priority=True),
         Binding("tab", "next(1)", "Next", priority=True),
         Binding("shift+tab", "next(-1)", "Previous", show=False, priority=True),
         *(Binding(str(number), f"table('{name}')", name.title(), show=False) for number, name in enumerate(TABLES, 1)),
@@ -309,13 +309,10 @@ class Top(App[None]):
         loop = asyncio.get_running_loop()
         for number, code in ((signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, _INTERRUPTED)):
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(number, self._stop, code)
+                loop.add_signal_handler(number, self.action_stop, code)
         self._grid.focus()
         self._show_status("connecting …")
         self.run_worker(self._take_samples(), exclusive=True)
-
-    def _stop(self, code: int) -> None:
-        self.exit(return_code=code)
 
     async def _take_samples(self) -> None:
         try:
@@ -344,14 +341,10 @@ class Top(App[None]):
         self._show_trouble(
             "\n".join([*snapshot.faults, *(f"can't be read: {each}" for each in snapshot.problems), *filter(None, [silent])])
         )
-        order = self._orders[self._shown]
-        rows = self._table.sorted(self._chosen(snapshot), order[0], down=order[1])
-        self._grid.show_rows(rows, order)
-
-    def _chosen(self, snapshot: Snapshot) -> list[Any]:
-        table, sought = self._table, self._sought.casefold()
-        rows = table.rows(snapshot)
-        return [view for view in rows if not sought or any(sought in text.casefold() for text in table.cells(view))]
+        table, sought, (title, down) = self._table, self._sought.casefold(), self._orders[self._shown]
+        views = table.rows(snapshot)
+        rows = [view for view in views if not sought or any(sought in text.casefold() for text in table.cells(view))]
+        self._grid.show_rows(table.sorted(rows, title, down=down), (title, down))
 
     def _show_status(self, text: str) -> None:
         notes = ["paused"] if self._held else []
@@ -383,7 +376,7 @@ class Top(App[None]):
     def on_grid_header_clicked(self, event: Grid.HeaderClicked) -> None:
         """Sort by a column; once more, the other way round."""
         title, down = self._orders[self._shown]
-        self._order(event.column, not down if title == event.column else _usually_down(self._table, event.column))
+        self._order(event.column, not down if title == event.column else None)
 
     def on_grid_chosen(self, event: Grid.Chosen) -> None:
         """Show everything known about a row; of a call, all of its attempts."""
@@ -399,11 +392,12 @@ class Top(App[None]):
 
     def on_input_submitted(self) -> None:
         """Go back to the table; the filter stays."""
-        self._leave_filter()
+        self._filter.display = bool(self._filter.value)
+        self._grid.focus()
 
-    def action_interrupt(self) -> None:
-        """End it as Ctrl-C ends other commands."""
-        self.exit(return_code=_INTERRUPTED)
+    def action_stop(self, code: int) -> None:
+        """End it with an exit code."""
+        self.exit(return_code=code)
 
     def action_table(self, name: str) -> None:
         """Show a table."""
@@ -420,7 +414,7 @@ class Top(App[None]):
         """Sort by the next column."""
         titles = [column.title for column in self._table.columns]
         title = titles[(titles.index(self._orders[self._shown][0]) + 1) % len(titles)]
-        self._order(title, _usually_down(self._table, title))
+        self._order(title)
 
     def action_reverse(self) -> None:
         """Sort the other way round."""
@@ -429,33 +423,23 @@ class Top(App[None]):
 
     def action_filter(self) -> None:
         """Ask for a text that rows must contain."""
-        place = self._filter
-        place.display = True
-        place.focus()
+        self._filter.display = True
+        self._filter.focus()
 
     def action_unfilter(self) -> None:
         """Show all rows again."""
         self._filter.value = ""
-        self._leave_filter()
+        self.on_input_submitted()
 
     def action_hold(self) -> None:
         """Stop or go on with what is shown."""
         self._held = not self._held
         self._show()
 
-    def _order(self, title: str, down: bool) -> None:
-        self._orders[self._shown] = title, down
+    def _order(self, title: str, down: bool | None = None) -> None:
+        # Of numbers one looks for the largest.
+        self._orders[self._shown] = title, self._table.column(title).right if down is None else down
         self._show()
-
-    def _leave_filter(self) -> None:
-        place = self._filter
-        place.display = bool(place.value)
-        self._grid.focus()
-
-
-def _usually_down(table: Table, title: str) -> bool:
-    """Return whether the largest of a column's values are those that one looks for."""
-    return next(column.right for column in table.columns if column.title == title)
 
 
 def _summary(snapshot: Snapshot) -> str:
