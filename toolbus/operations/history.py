@@ -170,30 +170,21 @@ class _Collector(_Nowhere):
             raise ConfigurationError("otlp needs a collector: set OTEL_EXPORTER_OTLP_ENDPOINT")
         try:
             from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter  # noqa: PLC0415 - an extra
-            from opentelemetry.sdk._logs import LoggerProvider, LogRecordProcessor  # noqa: PLC0415
-            from opentelemetry.sdk._logs.export import LogRecordExportResult  # noqa: PLC0415
+            from opentelemetry.sdk._logs import LoggerProvider  # noqa: PLC0415
+            from opentelemetry.sdk._logs.export import (  # noqa: PLC0415
+                InMemoryLogRecordExporter,
+                LogRecordExportResult,
+                SimpleLogRecordProcessor,
+            )
             from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise ConfigurationError(f"otlp needs {error.name}: pip install 'toolbus[otel]'") from None
-        gathered: list[Any] = []
-
-        class _Gather(LogRecordProcessor):
-            """Holds the records of one write, whose export is to succeed or fail as a whole."""
-
-            def on_emit(self, log_record: Any) -> None:
-                gathered.append(log_record)
-
-            def shutdown(self) -> None:
-                pass
-
-            def force_flush(self, timeout_millis: int = 0) -> bool:
-                return True
-
+        # The records of one write, whose export is to succeed or fail as a whole.
+        self._gathered = InMemoryLogRecordExporter()  # type: ignore[no-untyped-call]
         name = os.environ.get("OTEL_SERVICE_NAME", "toolbus-history")
         provider = LoggerProvider(resource=Resource.create({"service.name": name}), shutdown_on_exit=False)
-        provider.add_log_record_processor(_Gather())
+        provider.add_log_record_processor(SimpleLogRecordProcessor(self._gathered))
         self._logger = provider.get_logger(telemetry.NAME)
-        self._gathered = gathered
         self._exporter: Any = OTLPLogExporter()
         self._done = LogRecordExportResult.SUCCESS
 
@@ -204,7 +195,7 @@ class _Collector(_Nowhere):
             self._logger.emit(timestamp=int(call.ended * 1e9), body="call.ended", event_name="call.ended", attributes=fields)
         if missing:
             self._logger.emit(body="call.missing", event_name="call.missing", attributes={"missing": missing})
-        if self._exporter.export(self._gathered) is not self._done:
+        if self._exporter.export(self._gathered.get_finished_logs()) is not self._done:
             raise StoreFailed("the collector did not take the records")
 
     def close(self) -> None:
@@ -422,15 +413,9 @@ class _Table:
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
-        with _failing(self._path):
+        with _failing(self._path), self._database:
             self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._database
-                self._database.execute("COMMIT")
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):
-                    self._database.execute("ROLLBACK")
-                raise
+            yield self._database
 
     def close(self) -> None:
         self._database.close()
@@ -539,7 +524,7 @@ class Keeper:
     """
 
     def __init__(self, settings: Settings, store: Store, *, kept: float, arguments: bool) -> None:
-        self._settings = settings
+        self.settings = settings
         self._store = store
         self._kept = kept
         self._arguments = arguments
@@ -551,11 +536,6 @@ class Keeper:
         self._troubles: dict[str, str] = {}
         self._warn_at = time.monotonic() + _SILENCE
         self._began = time.time()
-
-    @property
-    def settings(self) -> Settings:
-        """The settings that name the server and the namespace."""
-        return self._settings
 
     @property
     def trouble(self) -> str:
@@ -575,10 +555,10 @@ class Keeper:
         Raises:
             BrokerError: the server can't be reached or refuses us at the start.
         """
-        given_up = time.monotonic() + (self._settings.connect_timeout or 0.0)
+        given_up = time.monotonic() + (self.settings.connect_timeout or 0.0)
         while not self._stop.is_set():
             try:
-                async with Admin(self._settings) as admin:
+                async with Admin(self.settings) as admin:
                     await self._follow(admin, serving)
             except BrokerError as error:
                 is_start = not self._is_serving
