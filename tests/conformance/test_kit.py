@@ -184,8 +184,7 @@ def test_calls_that_a_check_leaves_are_gone_before_the_next_one() -> None:
         raise NotChecked("it leaves a call")
 
     async def needs_an_idle_worker(scene: WorkerScene) -> None:
-        dead = await scene.play_worker(lives=False)
-        await scene.taken_over(await scene.unseen("echo", {"text": "poison"}, dead, scene.settings.max_deliveries))
+        await scene.taken_over(await scene.orphan("echo", {"text": "poison"}, scene.settings.max_deliveries))
 
     checks = [Requirement(f"W{at}", 0, run.__name__, "", run) for at, run in enumerate((leaves_a_call, needs_an_idle_worker))]
     found = asyncio.run(run_checks(WorkerScene, checks, OWN["worker"], lambda _: None))

@@ -42,10 +42,8 @@ def words_of(command: bytes) -> Words:
     words: Words = []
     at = command.index(b"\r\n") + 2
     while at < len(command):
-        line = command.index(b"\r\n", at)
-        size = int(command[at + 1 : line])
-        words.append(command[line + 2 : line + 2 + size])
-        at = line + size + 4
+        begin, at = command.index(b"\r\n", at) + 2, _end_of(command, at)
+        words.append(command[begin : at - 2])
     return words
 
 

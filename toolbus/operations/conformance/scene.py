@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import Any, TypeVar
 
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
@@ -61,7 +62,7 @@ class Program:
         self._environment = {**os.environ, **environment}
         self._started: list[asyncio.subprocess.Process] = []
         # Those that are not meant to end.
-        self._running: list[asyncio.subprocess.Process] = []
+        self._running: set[asyncio.subprocess.Process] = set()
         self._log = Path(tempfile.mkstemp(prefix="toolbus-conformance-", suffix=".log")[1])
 
     async def start(self, *, pipes: bool = False, **more: str) -> asyncio.subprocess.Process:
@@ -74,14 +75,12 @@ class Program:
         Raises:
             ConfigurationError: the command can't be started.
         """
-        streams: tuple[int | None, int | IO[bytes]]
         with self._log.open("ab") as log:
-            streams = (asyncio.subprocess.PIPE, asyncio.subprocess.PIPE) if pipes else (asyncio.subprocess.DEVNULL, log)
             try:
                 process = await asyncio.create_subprocess_exec(
                     *self._command,
-                    stdin=streams[0],
-                    stdout=streams[1],
+                    stdin=asyncio.subprocess.PIPE if pipes else asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE if pipes else log,
                     stderr=log,
                     env={**self._environment, **more},
                     start_new_session=True,
@@ -90,7 +89,7 @@ class Program:
             except OSError as error:
                 raise ConfigurationError(f"can't start {self._command[0]!r}: {error.strerror}") from None
         self._started.append(process)
-        self._running.append(process)
+        self._running.add(process)
         return process
 
     def check_alive(self) -> None:
@@ -100,9 +99,8 @@ class Program:
             Broken: one has, or does.
         """
         self.check_written()
-        for process in self._running:
-            if process.returncode is not None:
-                raise Broken(f"the program ended with exit code {process.returncode}")
+        if (code := self.exit_code()) is not None:
+            raise Broken(f"the program ended with exit code {code}")
 
     def check_written(self) -> None:
         """Check that the processes have not written too much.
@@ -135,15 +133,14 @@ class Program:
         Raises:
             Broken: it did not end; it is killed.
         """
-        self._forget(process)
+        self._running.discard(process)
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(_ENDS):
-                return await process.wait()
-        except TimeoutError:
-            await self._kill(process)
-            raise Broken(f"it did not end within {_ENDS:g} s of SIGTERM") from None
+        code = await self.ended(process, _ENDS)
+        if code is None:
+            await self.kill(process)
+            raise Broken(f"it did not end within {_ENDS:g} s of SIGTERM")
+        return code
 
     async def ended(self, process: asyncio.subprocess.Process, within: float) -> int | None:
         """Return the exit code of a process that ends by itself; None when it has not within some seconds."""
@@ -154,24 +151,17 @@ class Program:
 
     async def kill(self, process: asyncio.subprocess.Process) -> None:
         """End a process without a warning."""
-        self._forget(process)
-        await self._kill(process)
+        self._running.discard(process)
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
 
     async def close(self) -> None:
         """End all processes and remove the file of their output."""
         for process in self._started:
             await self.kill(process)
         self._log.unlink(missing_ok=True)
-
-    def _forget(self, process: asyncio.subprocess.Process) -> None:
-        if process in self._running:
-            self._running.remove(process)
-
-    async def _kill(self, process: asyncio.subprocess.Process) -> None:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
 
 
 class Scene:
@@ -315,10 +305,11 @@ async def _scene_of(kind: type[C], command: Sequence[str], folder: str) -> Async
 
 async def _outcome_of(required: Requirement[C], scene: C, blocked: str) -> Outcome:
     """Check one requirement, unless something keeps that from being done."""
+    outcome = functools.partial(Outcome, required.id, required.level, required.name, required.meaning)
+    if required.run is None or blocked:
+        return outcome("not checked", blocked)
     status: Status = "holds"
     problem, begun = "", time.monotonic()
-    if required.run is None or blocked:
-        return Outcome(required.id, required.level, required.name, required.meaning, "not checked", blocked)
     scene.program.forget_output()
     scene.forget_frames()
     exit_code: int | None = None
@@ -341,16 +332,18 @@ async def _outcome_of(required: Requirement[C], scene: C, blocked: str) -> Outco
         exit_code = scene.program.exit_code()
         await scene.finish(held=status != "broken")
     frames, output = (scene.seen(), scene.program.output()) if status == "broken" else ((), "")
-    return Outcome(
-        required.id, required.level, required.name, required.meaning, status, _short(problem, _MOST_SHOWN), frames, output, exit_code,
-        time.monotonic() - begun,
-    )  # fmt: skip
+    return outcome(status, _short(problem, _MOST_SHOWN), frames, output, exit_code, time.monotonic() - begun)
 
 
 def _short(text: str, most: int) -> str:
     """Return a text that is short enough to read, and that UTF-8 can express: halves of surrogate pairs are written out."""
     whole = text[:most].encode("utf-8", "backslashreplace").decode()
     return whole if len(text) <= most else f"{whole}… ({len(text):,} characters)"
+
+
+def fields_of(answer: Any) -> dict[bytes, bytes]:
+    """Return the fields of an answer, which is a map in RESP3, and a list of names and values in RESP2."""
+    return answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
 
 
 def shown(documents: Sequence[object]) -> tuple[str, ...]:

@@ -51,10 +51,24 @@ def check_run(frames: Frames) -> None:
         raise Broken(f"exactly one frame has end_of_stream, the last one; there were {ends.count(True)}")
 
 
-def ended_as(frames: Frames, error: str) -> None:
-    """Check the type of the error with which a call ended."""
+def check_count(frames: Frames, to: int, what: str) -> None:
+    """Check the frames of a call with one run that counted; ``what`` says which one.
+
+    Raises:
+        Broken: they are wrong, it failed, or its text is another one.
+    """
+    check_run(frames)
+    if error_of(frames) or text_of(frames).split() != [str(number) for number in range(1, to + 1)]:
+        ended = error_of(frames) or "a success"
+        raise Broken(f"{what} ended as {ended} with the text {text_of(frames)[:100]!r}, not with the numbers from 1 to {to}")
+
+
+def ended_as(frames: Frames, error: str, code: str = "") -> None:
+    """Check the type of the error with which a call ended, and its code if one is given."""
     if error_of(frames) != error:
         raise Broken(f"it ended as {error_of(frames) or 'a success'} instead of {error}, with the text {text_of(frames)[:40]!r}")
+    if code and (found := frames[-1]["error"].get("code")) != code:
+        raise Broken(f"the error has the code {found!r} instead of {code!r}")
 
 
 async def check_often(age: Callable[[], Awaitable[int]], what: str) -> None:

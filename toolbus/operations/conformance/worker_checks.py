@@ -13,8 +13,17 @@ from toolbus.bus.broker.registry.registry import TTL as REGISTRY_TTL
 from toolbus.bus.broker.replies.finish import MOST_BYTES
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.checks import TENANT, Broken, NotChecked, Table, until
-from toolbus.operations.conformance.scene import BESIDE, LEASE, SERVICE, STARTS
-from toolbus.operations.conformance.worker_calls import MOST_OUTPUT, MOST_PIECE, SLACK, check_often, check_run, ended_as, text_of
+from toolbus.operations.conformance.scene import BESIDE, LEASE, SERVICE, STARTS, fields_of
+from toolbus.operations.conformance.worker_calls import (
+    MOST_OUTPUT,
+    MOST_PIECE,
+    SLACK,
+    check_count,
+    check_often,
+    check_run,
+    ended_as,
+    text_of,
+)
 from toolbus.operations.conformance.worker_lease_checks import LEASES
 from toolbus.operations.conformance.worker_leaving_checks import LEAVING
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
@@ -55,13 +64,15 @@ async def _heeds_names_of_others(scene: WorkerScene) -> None:
     await scene.probe.run("XGROUP", "CREATE", scene.queue, "g", "0", "MKSTREAM")
     sent = await scene.publish("echo", {"text": "of nobody"})
     scene.worker = await scene.program.start()
-    end = time.monotonic() + STARTS
-    while scene.worker.returncode is None:
+
+    async def has_ended() -> bool:
+        if scene.worker.returncode is not None:
+            return True
         if await scene.frames(sent) or await scene.is_running(sent) or await scene.instances():
             raise Broken("it serves although its name belongs to another owner")
-        if time.monotonic() > end:
-            raise Broken(f"it has not ended within {STARTS:g} s although its name belongs to another owner")
-        await asyncio.sleep(0.02)
+        return False
+
+    await until(has_ended, STARTS, "it has not ended although its name belongs to another owner")
     await scene.kill_worker()
     await scene.probe.run("DEL", table)
     await scene.probe.run(*held)
@@ -120,7 +131,7 @@ async def answers_many(scene: WorkerScene) -> None:
     mixed = await asyncio.gather(*(scene.publish("echo", {"text": str(number)}, agent=agents[number % 2]) for number in range(100)))
     await asyncio.gather(*(scene.wait_until_gone(each, 20.0) for each in mixed))
     for number, each in enumerate(mixed):
-        frames = await (scene.frames_of_another(each, agents[1]) if number % 2 else scene.frames(each))
+        frames = await (scene.frames_in(scene.keys.replies(agents[1]), each) if number % 2 else scene.frames(each))
         if not frames or not frames[-1].get("end_of_stream") or text_of(frames) != str(number):
             raise Broken("of calls of two agents, which came together, one was not answered in the stream of its own agent")
 
@@ -282,18 +293,14 @@ async def registers_again(scene: WorkerScene) -> None:
 async def _tokens(scene: WorkerScene) -> list[bytes]:
     """Return the tokens of the log's entries, each of which begins with that of the script's run."""
     entries = await scene.probe.run("XRANGE", scene.keys.log, "-", "+")
-    return [dict(zip(flat[::2], flat[1::2], strict=True))[b"token"] for _, flat in entries]
+    return [fields_of(flat)[b"token"] for _, flat in entries]
 
 
 @WORKER.check("W17", 0)
 async def makes_its_group_again(scene: WorkerScene) -> None:
     """When its consumer group is gone (NOGROUP) it registers again, and goes on with frames of the next epoch."""
     await scene.probe.run("XGROUP", "DESTROY", scene.queue, "g")
-
-    async def has_group() -> bool:
-        return bool(await scene.probe.run("XINFO", "GROUPS", scene.queue))
-
-    await until(has_group, 10.0, "the group was not made again")
+    await until(lambda: scene.probe.run("XINFO", "GROUPS", scene.queue), 10.0, "the group was not made again")
     sent, refused = await scene.call_echo("after the loss of the group"), await scene.publish("unknown", {})
     epoch = int((await scene.probe.run("HGET", scene.fence, "generation")).partition(b".")[0])
     if {frame.get("epoch", 0) for frame in (*await scene.frames(sent), *await scene.ended(refused))} != {epoch}:
@@ -348,13 +355,9 @@ async def checks_tenants(scene: WorkerScene) -> None:
 async def streams(scene: WorkerScene) -> None:
     """Text comes while the tool works, in order, with seq from 0."""
     begun = time.monotonic()
-    sent = await scene.publish("count", {"to": 8, "delay": 0.1})
-    await scene.wait_for_text(sent)
+    sent = await scene.begun(8)
     first = time.monotonic() - begun
-    frames = await scene.ended(sent)
-    check_run(frames)
-    if text_of(frames).split() != [str(number) for number in range(1, 9)]:
-        raise Broken(f"the text is {text_of(frames)!r}, not the numbers from 1 to 8")
+    check_count(await scene.ended(sent), 8, "a call")
     if time.monotonic() - begun - first < 0.2:
         raise Broken("all text came at the end")
 
@@ -413,9 +416,8 @@ async def cancels(scene: WorkerScene) -> None:
     """A cancelled call stops soon, with the error that `over` names, and no text follows; also one whose id came before its entry."""
     await scene.need_slots(2)
     keys, why = (scene.queue, scene.keys.cancelled(SERVICE)), ("cancelled", "deadline_exceeded")
-    sent = [await scene.publish("count", {"to": 1_000, "delay": 0.05}) for _ in why]
+    sent = [await scene.begun(1_000, 0.05) for _ in why]
     for each, error in zip(sent, why, strict=True):
-        await scene.wait_for_text(each)
         found = await scene.probe.script(scripts.CANCEL, keys, each.entry, each.id, 30_000, scene.keys.wake(SERVICE), error)
         if found != b"signalled":
             raise Broken(f"the call was {found!r} instead of running")
@@ -489,9 +491,7 @@ async def keeps_deadlines(scene: WorkerScene) -> None:
 async def stops_for_callers_that_leave(scene: WorkerScene) -> None:
     """The calls of a caller whose reply stream is gone are stopped, and no others, and the stream is not made for good."""
     beside = await scene.begin_beside()
-    sent = [await scene.publish("count", {"to": 1_000, "delay": 0.05}) for _ in range(2 if scene.slots > 2 else 1)]
-    for each in sent:
-        await scene.wait_for_text(each)
+    sent = [await scene.begun(1_000, 0.05) for _ in range(2 if scene.slots > 2 else 1)]
     await scene.probe.run("DEL", scene.keys.replies(scene.agent))
     for each in sent:
         await until(partial(scene.is_finished, each), 4.0, "the call went on without a caller")
@@ -554,9 +554,9 @@ async def bounds_output(scene: WorkerScene) -> None:
         await scene.need(role)
         frames = await scene.ended(await scene.publish(role, {"size": MOST_OUTPUT + MOST_PIECE}), 30.0)
         check_run(frames)
-        ended_as(frames, "tool_error")
-        if frames[-1]["error"].get("code") != "output_limit" or len(text_of(frames)) > MOST_OUTPUT:
-            raise Broken(f"it ended with the code {frames[-1]['error'].get('code')!r} after {len(text_of(frames)):,} bytes")
+        ended_as(frames, "tool_error", "output_limit")
+        if len(text_of(frames)) > MOST_OUTPUT:
+            raise Broken(f"it ended after {len(text_of(frames)):,} bytes")
         was_sent |= any(frame.get("kind", "text") == "text" for frame in frames)
     if not was_sent:
         raise NotChecked(f"{SERVICE}-large sends no text before its end, so nothing is sent as it is made; what it returns is bounded")
@@ -578,7 +578,7 @@ async def bounds_its_scripts(scene: WorkerScene) -> None:
         proxy.plan(measure, "late")
         slow = await scene.publish("count", {"to": 4, "delay": 0.1})
         # While one answer is on its way, the others gather.
-        proxy.plan(lambda words: any(slow.id.encode() in word for word in words), "late", after=0.4)
+        proxy.plan(slow.is_named_in, "late", after=0.4)
         sent = [await scene.publish("echo", {"text": "x" * 60_000}, agent=agent) for agent in [secrets.token_hex(8) for _ in range(8)]]
         sent += [await scene.publish("echo", {"text": "x" * 60_000}) for _ in range(8)]
         if f"{SERVICE}-data" in await scene.tools():
@@ -594,17 +594,14 @@ async def bounds_its_scripts(scene: WorkerScene) -> None:
 async def sends_in_order(scene: WorkerScene) -> None:
     """While anything of a call is in flight nothing else of it is sent, and what was refused is sent again in order."""
     async with scene.behind_proxy() as proxy:
-        sent = await scene.publish("count", {"to": 24, "delay": 0.05})
-        await scene.wait_for_text(sent)
+        sent = await scene.begun(24, 0.05)
         for refusal in ("TRYAGAIN the slot is being moved", "BUSY a script runs", "NOREPLICAS not enough of them"):
             # While a refusal is on its way, whatever is sent of the call overtakes what was refused.
-            proxy.plan(lambda words: any(sent.id.encode() in word for word in words), "refuse", refusal, after=0.2)
+            proxy.plan(sent.is_named_in, "refuse", refusal, after=0.2)
         frames = await scene.ended(sent)
         if not proxy.done:
             raise Broken("it sends frames that do not have the id of their call")
-        check_run(frames)
-        if text_of(frames).split() != [str(number) for number in range(1, 25)]:
-            raise Broken(f"after refusals the text is {text_of(frames)!r}, not the numbers from 1 to 24")
+        check_count(frames, 24, "a call whose frames were refused for a moment")
 
 
 WORKER.requirements += [*LEASES.requirements, *SLOTS.requirements, *LEAVING.requirements, *SESSIONS.requirements]

@@ -4,47 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.checks import Broken, NotChecked, Table, until
 from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
-from toolbus.operations.conformance.worker_calls import SLACK, TAKES_OVER, check_often, check_run, ended_as, error_of, text_of
+from toolbus.operations.conformance.worker_calls import SLACK, TAKES_OVER, check_count, check_often, check_run, ended_as, error_of, text_of
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 
 LEASES = Table[WorkerScene]()
-# Seconds of a call that outlives a lease, and of the pieces of its text.
-_LONG = {"to": 60, "delay": 0.1}
 
 
 @LEASES.check("W30", 1)
 async def renews(scene: WorkerScene) -> None:
     """It renews what it holds: a call longer than two leases runs once."""
-    sent = await scene.publish("count", _LONG)
-    await scene.wait_for_text(sent)
+    # It outlives a lease.
+    sent = await scene.begun(60)
 
     async def idle_time() -> int:
         return (await scene.holder(sent))[1]
 
     await check_often(idle_time, "it does not renew what it holds")
-    longest = 0
     for _ in range(int(2.5 * LEASE / 0.1)):
-        longest = max(longest, await idle_time())
+        await scene.check_renewed(sent, "the entry")
         await asyncio.sleep(0.1)
-    if longest > LEASE * 1000:
-        raise Broken(f"the entry was not renewed for {longest / 1000:.1f} s, more than a lease")
-    frames = await scene.ended(sent, 15.0)
-    check_run(frames)
+    check_run(await scene.ended(sent, 15.0))
 
 
 @LEASES.check("W31", 2)
 async def stops_what_it_lost(scene: WorkerScene) -> None:
     """A call that `renew.lua` calls lost is stopped within a beat, and nothing more of it is sent; the others go on."""
     beside = [await scene.publish("count", {"to": 25, "delay": 0.1}) for _ in range(min(3, await scene.need_slots(1) - 1))]
-    sent = await scene.publish("count", {"to": 100, "delay": 0.1})
-    await scene.wait_for_text(sent)
+    sent = await scene.begun(100)
     other = await scene.play_worker(lives=True)
     await scene.move(sent, other)
     await asyncio.sleep(LEASE / 3 + SLACK)
@@ -73,19 +66,22 @@ async def drops_what_it_lost(scene: WorkerScene) -> None:
         for _ in range(int(LEASE / 0.1)):
             await scene.keep(sent, other)
             await asyncio.sleep(0.1)
-        answered = await scene.has_ended(sent)
-        gone = await scene.is_finished(sent)
-        await scene.remove(sent)
-        if answered or gone:
-            raise Broken("it answered a call that had moved to another worker" if answered else "it deleted an entry of another worker")
+        if did := await _done_with_a_lost_call(scene, sent):
+            raise Broken(f"it {did} a call that had moved to another worker")
     await scene.call_echo("after a lost call")
+
+
+async def _done_with_a_lost_call(scene: WorkerScene, sent: Sent) -> str:
+    """Return whether the worker has ``answered`` or ``deleted`` a call, empty for neither, and take its entry out of the queue."""
+    answered, deleted = await scene.has_ended(sent), await scene.is_finished(sent)
+    await scene.remove(sent)
+    return "answered" if answered else "deleted" if deleted else ""
 
 
 async def _drops_what_it_lost_on_its_way(scene: WorkerScene, other: str) -> None:
     """Check that a call is dropped which moved while the answer of its read was on its way, and another one ended meanwhile."""
     async with scene.behind_proxy() as proxy:
-        beside = await scene.publish("count", {"to": 1_000, "delay": 0.1})
-        await scene.wait_for_text(beside)
+        beside = await scene.begun(1_000)
         proxy.plan(lambda words: words[0].upper() == b"XREADGROUP", "late", after=1.5)
         await scene.end_reads()
         sent = await scene.publish("echo", {"text": "lost on its way"})
@@ -98,13 +94,8 @@ async def _drops_what_it_lost_on_its_way(scene: WorkerScene, other: str) -> None
         for _ in range(20):
             await scene.keep(sent, other)
             await asyncio.sleep(0.1)
-        answered = await scene.has_ended(sent)
-        gone = await scene.is_finished(sent)
-        await scene.remove(sent)
-        if is_on_its_way and (answered or gone):
-            raise Broken(
-                "it answered or deleted a call that another worker had before the read's answer came, as the fence of before the read tells"
-            )
+        if (did := await _done_with_a_lost_call(scene, sent)) and is_on_its_way:
+            raise Broken(f"it {did} a call that another worker had before the read's answer came, as the fence of before the read tells")
 
 
 @LEASES.check("W33", 2)
@@ -118,11 +109,8 @@ async def finishes_each(scene: WorkerScene) -> None:
         check_run(frames)
         await scene.wait_until_gone(each)
     await asyncio.sleep(0.3)
-    answered = await scene.has_ended(sent)
-    gone = await scene.is_finished(sent)
-    await scene.remove(sent)
-    if answered or gone:
-        raise Broken("it answered the call that it had lost" if answered else "it deleted the entry that it had lost")
+    if did := await _done_with_a_lost_call(scene, sent):
+        raise Broken(f"it {did} the call that it had lost")
     instance = await scene.only_instance()
     again = await scene.unseen("count", {"to": 3, "delay": 0.1}, "~back", 2)
     await scene.tell(f"back {SERVICE}")
@@ -138,8 +126,7 @@ async def finishes_each(scene: WorkerScene) -> None:
 @LEASES.check("W34", 2)
 async def leaves_what_was_delivered(scene: WorkerScene) -> None:
     """When the group was set back, neither a call that it runs is begun again nor one of another worker that `reap.lua` told of."""
-    sent = await scene.publish("count", {"to": 15, "delay": 0.1})
-    await scene.wait_for_text(sent)
+    sent = await scene.begun(15)
     other = await scene.play_worker(lives=True)
     held = await scene.unseen("echo", {"text": "of another worker"}, other, 1)
     await scene.just_reaped()
@@ -154,18 +141,13 @@ async def leaves_what_was_delivered(scene: WorkerScene) -> None:
     if held in gone or (gone and not await scene.has_ended(sent)):
         raise Broken("it deleted an entry that came again when the group was set back, and that is not its to finish")
     await scene.remove(held)
-    await scene.ended(sent)
-    frames = await scene.frames(sent)
-    check_run(frames)
-    if len(text_of(frames).split()) != 15:
-        raise Broken(f"the text is {text_of(frames)[:60]!r}")
+    check_count(await scene.ended(sent), 15, "a call that ran when the group was set back")
 
 
 @LEASES.check("W35", 2)
 async def takes_over(scene: WorkerScene) -> None:
     """It takes over what a dead worker held, as the next attempt with its deadline, at once when told `dead`, and runs no cancelled one."""
-    dead = await scene.play_worker(lives=False)
-    sent = await scene.unseen("echo", {"text": "taken over"}, dead, 1)
+    sent = await scene.orphan("echo", {"text": "taken over"})
     frames = await scene.taken_over(sent)
     check_run(frames)
     attempts = {frame.get("attempt", 1) for frame in frames}
@@ -173,12 +155,12 @@ async def takes_over(scene: WorkerScene) -> None:
         raise Broken(f"the attempt after one delivery is 2, not {attempts}; the text was {text_of(frames)[:40]!r}")
     await scene.takes_at_a_message("dead")
     # Its `timeout` counted anew would be far beyond the time for taking it over.
-    due, dead = await scene.now() + 1_500, await scene.play_worker(lives=False)
-    late = await scene.unseen("count", {"to": 1_000, "delay": 0.05}, dead, 1, due=due, timeout=10 * TAKES_OVER)
+    due = await scene.now() + 1_500
+    late = await scene.orphan("count", {"to": 1_000, "delay": 0.05}, due=due, timeout=10 * TAKES_OVER)
     ended_as(await scene.taken_over(late), "deadline_exceeded")
     call = secrets.token_hex(16)
     await scene.tell(f"cancel {call}")
-    cancelled = await scene.unseen("echo", {"text": "cancelled"}, await scene.play_worker(lives=False), 1, id=call)
+    cancelled = await scene.orphan("echo", {"text": "cancelled"}, id=call)
     ended_as(await scene.taken_over(cancelled), "cancelled")
 
 
@@ -187,11 +169,10 @@ async def counts_attempts(scene: WorkerScene) -> None:
     """It counts a further attempt with `count.lua` before it runs, if that allows it: who kills each worker becomes a dead letter."""
     async with scene.proxy() as proxy:
         await _counts_until_the_last(scene, proxy)
-        dead = await scene.play_worker(lives=False)
-        sent = await scene.unseen("echo", {"text": "of another"}, dead, 1)
-        counting = _counts_nothing(proxy)
+        sent = await scene.orphan("echo", {"text": "of another"})
+        _counts_nothing(proxy)
         await scene.tell(f"dead {SERVICE}")
-        await _is_not_run(scene, sent, counting, 2)
+        await _is_not_run(scene, proxy, sent)
         await _counts_under_the_fence_that_it_knows(scene, proxy)
 
 
@@ -199,13 +180,8 @@ async def _counts_under_the_fence_that_it_knows(scene: WorkerScene, proxy: Proxy
     """Check that an attempt does not run whose entry moved on while the answer of `reap.lua` was on its way."""
     await scene.just_reaped()
     other, dead = await scene.play_worker(lives=True), await scene.play_worker(lives=False)
-    known = {scripts.REAP.sha.encode(), scripts.REAP.source.encode()}
-
-    def reaps(words: list[bytes]) -> bool:
-        return words[0].upper().startswith(b"EVAL") and words[1] in known
-
-    proxy.plan(reaps, "late", after=1.0)
-    asked = proxy.watch(reaps)
+    proxy.plan(_runs(scripts.REAP), "late", after=1.0)
+    asked = proxy.watch(_runs(scripts.REAP))
     sent = await scene.unseen("echo", {"text": "moved on"}, dead, 1)
     await scene.tell(f"dead {SERVICE}")
 
@@ -228,44 +204,44 @@ async def _counts_under_the_fence_that_it_knows(scene: WorkerScene, proxy: Proxy
         )
 
 
-def _counts_nothing(proxy: Proxy) -> Callable[[], Awaitable[bool]]:
-    """Have the next `take/count.lua` answer 0, as for an entry that another worker has by then, and return whether it has been run."""
+def _runs(script: scripts.Script) -> Callable[[list[bytes]], bool]:
+    """Return what tells whether a command runs a script."""
+    known = {script.sha.encode(), script.source.encode()}
+    return lambda words: words[0].upper().startswith(b"EVAL") and words[1] in known
+
+
+def _counts_nothing(proxy: Proxy) -> None:
+    """Have the next `take/count.lua` answer 0, as for an entry that another worker has by then."""
     proxy.forget()
-    known = {scripts.COUNT.sha.encode(), scripts.COUNT.source.encode()}
-    proxy.plan(lambda words: words[0].upper().startswith(b"EVAL") and words[1] in known, "instead", ":0\r\n", after=0.1)
-
-    async def is_asked() -> bool:
-        return bool(proxy.done)
-
-    return is_asked
+    proxy.plan(_runs(scripts.COUNT), "instead", ":0\r\n", after=0.1)
 
 
-async def _is_not_run(scene: WorkerScene, sent: Sent, is_asked: Callable[[], Awaitable[bool]], attempt: int) -> None:
-    """Check that an attempt for which `take/count.lua` answered 0 does not run, and take the entry out of the queue.
+async def _is_not_run(scene: WorkerScene, proxy: Proxy, sent: Sent) -> None:
+    """Check that the second attempt, for which `take/count.lua` answered 0, does not run, and take the entry out of the queue.
 
     Raises:
         Broken: it does, or the script is not run.
     """
     other = await scene.play_worker(lives=True)
-    await until(is_asked, TAKES_OVER, f"it does not run `take/count.lua` before attempt {attempt}")
+
+    async def is_asked() -> bool:
+        return bool(proxy.done)
+
+    await until(is_asked, TAKES_OVER, "it does not run `take/count.lua` before attempt 2")
     # The answer is still on its way.
     await scene.move(sent, other)
     await asyncio.sleep(0.5)
-    runs = await scene.runs_as(sent, attempt) or await scene.has_ended(sent)
+    runs = await scene.runs_as(sent, 2) or await scene.has_ended(sent)
     await scene.remove(sent)
     if runs:
-        raise Broken(f"attempt {attempt} runs although `take/count.lua` answered 0: another worker has the entry")
+        raise Broken("attempt 2 runs although `take/count.lua` answered 0: another worker has the entry")
 
 
 async def _counts_until_the_last(scene: WorkerScene, proxy: Proxy) -> None:
     """Kill each worker that runs a call, and check that the server counts each attempt before it runs."""
     sent = await scene.publish("count", {"to": 600, "delay": 0.1}, timeout=120.0)
     for attempt in range(1, scene.settings.max_deliveries + 1):
-
-        async def runs(number: int = attempt) -> bool:
-            return await scene.runs_as(sent, number)
-
-        await until(runs, TAKES_OVER, f"attempt {attempt} did not begin")
+        await until(partial(scene.runs_as, sent, attempt), TAKES_OVER, f"attempt {attempt} did not begin")
         instance, _, counted = await scene.holder(sent)
         if counted != attempt:
             raise Broken(f"attempt {attempt} runs, and the server counts {counted}: when it kills its worker nobody will know")
@@ -294,10 +270,9 @@ async def buries_poison(scene: WorkerScene) -> None:
     if not error_of(frames):
         raise Broken(f"it was run a {most + 1}th time")
     await scene.check_letter(sent.entry, "max_deliveries", most + 1, sent.document, "a request that failed too often")
-    ended_as(frames, "tool_error")
-    code, attempt = frames[-1]["error"].get("code"), frames[-1].get("attempt", 1)
-    if code != "max_deliveries" or attempt != most + 1:
-        raise Broken(f"its caller is told the code {code!r} under the attempt {attempt}, instead of 'max_deliveries' under {most + 1}")
+    ended_as(frames, "tool_error", "max_deliveries")
+    if (attempt := frames[-1].get("attempt", 1)) != most + 1:
+        raise Broken(f"its caller is told so under the attempt {attempt} instead of {most + 1}")
     if error := error_of(await scene.ended(cut_off, TAKES_OVER)):
         raise Broken(f"a request whose note says that two of its {most} attempts were cut off ended as {error}")
 
@@ -308,14 +283,9 @@ async def runs_suspects_alone(scene: WorkerScene) -> None:
     await scene.need_slots(2)
     await scene.probe.run("HDEL", scene.fence, "room")
     instance = await scene.only_instance()
-    long = await scene.publish("count", {"to": 12, "delay": 0.1})
-    await scene.wait_for_text(long)
-    dead = await scene.play_worker(lives=False)
-    suspect = await scene.unseen("count", {"to": 10, "delay": 0.1}, dead, scene.settings.max_deliveries - 2)
+    long = await scene.begun(12)
+    suspect = await scene.orphan("count", {"to": 10, "delay": 0.1}, scene.settings.max_deliveries - 2)
     await scene.tell(f"dead {SERVICE}")
-
-    async def has_begun() -> bool:
-        return bool(await scene.frames(suspect))
 
     async def makes_room() -> bool:
         return instance.encode() in (await scene.probe.run("HGET", scene.fence, "room") or b"")
@@ -327,7 +297,7 @@ async def runs_suspects_alone(scene: WorkerScene) -> None:
         scene.check_order(long, suspect, "it runs beside a call that had begun before"),
         scene.check_order(long, late, "it took another call although `reap.lua` had asked it to make room"),
     )
-    await until(has_begun, TAKES_OVER, "it was not taken over")
+    await until(lambda: scene.frames(suspect), TAKES_OVER, "it was not taken over")
     if await scene.frames(late):
         raise Broken("it took another call before it or beside it, although `reap.lua` had asked it to make room")
     beside = await scene.publish("echo", {"text": "beside"})
@@ -335,18 +305,15 @@ async def runs_suspects_alone(scene: WorkerScene) -> None:
     check_run(await scene.frames(suspect))
     for each in (late, beside):
         await scene.ended(each)
-    dead = await scene.play_worker(lives=False)
-    suspect = await scene.unseen("count", {"to": 1_000, "delay": 0.05}, dead, scene.settings.max_deliveries - 2)
+    suspect = await scene.orphan("count", {"to": 1_000, "delay": 0.05}, scene.settings.max_deliveries - 2)
     await scene.tell(f"dead {SERVICE}")
-    await until(has_begun, TAKES_OVER, "it was not taken over")
+    await until(lambda: scene.frames(suspect), TAKES_OVER, "it was not taken over")
     await scene.tell(f"cancel {suspect.id}")
     await scene.wait_until_gone(suspect)
     await scene.call_echo("after one that ran alone was cancelled")
-    long = await scene.publish("count", {"to": 300, "delay": 0.1})
-    await scene.wait_for_text(long)
+    long = await scene.begun(300)
     await scene.probe.run("HDEL", scene.fence, "room")
-    dead = await scene.play_worker(lives=False)
-    suspect = await scene.unseen("echo", {"text": "alone"}, dead, scene.settings.max_deliveries - 2)
+    suspect = await scene.orphan("echo", {"text": "alone"}, scene.settings.max_deliveries - 2)
     await scene.tell(f"dead {SERVICE}")
     await until(makes_room, LEASE + SLACK, "it was not asked to make room")
     await scene.end_reads()
@@ -377,14 +344,9 @@ async def rescues(scene: WorkerScene) -> None:
     other = await scene.play_worker(lives=True)
     # One look goes as far as these.
     before = [await scene.unseen("echo", {"text": "of another worker"}, other, 1) for _ in range(16)]
-    call, document, due = scene.unsent("echo", {"text": "passed over"})
-    # In one script, so that nobody is delivered anything between the commands.
-    entry = await scene.probe.run(
-        "EVAL",
-        "local id = redis.call('XADD', KEYS[1], '*', 'r', ARGV[1], 'd', ARGV[2]) redis.call('XGROUP', 'SETID', KEYS[1], 'g', id) return id",
-        1, scene.queue, document, due,
-    )  # fmt: skip
-    frames = await scene.ended(Sent(call, entry.decode()), 5 * LEASE + SLACK + 2.0)
+    sent = await scene.unseen("echo", {"text": "passed over"}, other, 1)
+    await scene.probe.run("XACK", scene.queue, "g", sent.entry)
+    frames = await scene.ended(sent, 5 * LEASE + SLACK + 2.0)
     for each in before:
         await scene.remove(each)
     if text_of(frames) != "passed over":
@@ -421,8 +383,7 @@ async def pauses(scene: WorkerScene) -> None:
     """It takes and reaps nothing of a paused service, as a message or beat tells, renews what runs, and hands back what a read brings."""
     await scene.need_slots(2)
     instance = await scene.only_instance()
-    running = await scene.publish("count", {"to": 1_000, "delay": 0.1})
-    await scene.wait_for_text(running)
+    running = await scene.begun(1_000)
     for told in (True, False):
         lease = await scene.lease_of(instance)
 
@@ -438,12 +399,9 @@ async def pauses(scene: WorkerScene) -> None:
         # With a message beyond a lease, so that a call that is not renewed shows.
         for _ in range(int(LEASE / 0.1) if told else 12):
             await asyncio.sleep(0.1)
-            _, idle, _ = await scene.holder(running)
-            if idle > LEASE * 1000:
-                raise Broken(f"while the service was paused, a call that ran was not renewed for {idle / 1000:.1f} s, more than a lease")
+            await scene.check_renewed(running, "while the service was paused, a call that ran")
             for each, about in ((sent, "came"), (back, "was handed back")):
-                holder, _, _ = await scene.holder(each)
-                if await scene.frames(each) or (holder and not holder.startswith("~back")):
+                if await scene.frames(each) or await scene.is_running(each):
                     by = "a message" if told else "beats alone"
                     raise Broken(f"a request that {about} after the service was paused, as {by} told, was taken")
         await scene.resume(told=told)
@@ -492,8 +450,7 @@ async def _is_paused_before_it_listens(scene: WorkerScene) -> None:
         sent = await scene.publish("echo", {"text": "paused"})
         for _ in range(5):
             await asyncio.sleep(0.1)
-            holder, _, _ = await scene.holder(sent)
-            if await scene.frames(sent) or (holder and not holder.startswith("~back")):
+            if await scene.frames(sent) or await scene.is_running(sent):
                 raise Broken("it takes requests of a service that was paused before it had subscribed to the messages about pauses")
         await scene.resume()
         await scene.ended(sent, LEASE + 2.0)
@@ -508,15 +465,14 @@ async def hands_over(scene: WorkerScene) -> None:
     async def waits_there() -> bool:
         if await scene.frames(sent):
             raise Broken(f"it ended as {error_of(await scene.frames(sent))}, although a worker of its revision lives")
-        return (await scene.holder(sent))[0] == f"~to:{other}"
+        return await scene.waits_for(sent, other)
 
     await until(waits_there, 5.0, "it does not wait for the worker of its revision")
     await scene.remove(sent)
     frames = await scene.ended(await scene.publish("of-another-revision", {}, digest="of-nobody"))
-    ended_as(frames, "unavailable")
-    error = frames[-1]["error"]
-    if error.get("code") != "other_revision" or not error.get("retryable"):
-        raise Broken(f"the error has the code {error.get('code')!r} and retryable {error.get('retryable')}")
+    ended_as(frames, "unavailable", "other_revision")
+    if not frames[-1]["error"].get("retryable"):
+        raise Broken("the error is not retryable")
 
 
 @LEASES.check("W44", 2)
@@ -525,8 +481,7 @@ async def ends_slow_callers(scene: WorkerScene) -> None:
     await scene.draw_agent()
     beside = await scene.begin_beside()
     replies, fill = scene.keys.replies(scene.agent), "for _ = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'x', '') end"
-    sent = await scene.publish("count", {"to": 4_000, "delay": 0.005})
-    await scene.wait_for_text(sent)
+    sent = await scene.begun(4_000, 0.005)
     await scene.probe.run("EVAL", fill, 1, replies, scene.settings.reply_limit + 1)
     frames = await scene.ended(sent)
     ended_as(frames, "slow_consumer")
@@ -540,8 +495,7 @@ async def ends_slow_callers(scene: WorkerScene) -> None:
     await scene.need_slots(2)
     await scene.draw_agent()
     await scene.probe.run("EVAL", fill, 1, scene.keys.replies(scene.agent), scene.settings.reply_limit - 1_000)
-    sent = await scene.publish("count", {"to": 4_000, "delay": 0.05})
-    await scene.wait_for_text(sent)
+    sent = await scene.begun(4_000, 0.05)
     await scene.publish("large", {"size": 8 * 1_048_576})
     ended_as(await scene.ended(sent), "slow_consumer")
     await scene.probe.run("DEL", scene.keys.replies(scene.agent))
@@ -589,16 +543,15 @@ async def survives_kills(scene: WorkerScene) -> None:
     instance = await scene.only_instance()
     second = await scene.program.start()
     await scene.joined({instance}, "the second worker is not in the registry")
-    sent = await scene.publish("count", {"to": 30, "delay": 0.1})
-    await scene.wait_for_text(sent)
+    sent = await scene.begun(30)
     holder, _, _ = await scene.holder(sent)
     killed, scene.worker = (scene.worker, second) if holder == instance else (second, scene.worker)
     await scene.program.kill(killed)
     frames = await scene.ended(sent, TAKES_OVER + 10.0)
     last = [frame for frame in frames if frame["run"] == frames[-1]["run"]]
-    check_run(last)
-    if last[0].get("attempt", 1) < 2 or text_of(last).split() != [str(number) for number in range(1, 31)]:
-        raise Broken(f"attempt {last[0].get('attempt', 1)} answered {text_of(last)[:60]!r}")
+    check_count(last, 30, f"attempt {last[0].get('attempt', 1)}")
+    if last[0].get("attempt", 1) < 2:
+        raise Broken("the first attempt answered, whose worker was killed")
 
 
 @LEASES.check("W67", 2)
@@ -611,9 +564,7 @@ async def beats_beside_handlers(scene: WorkerScene) -> None:
     while asyncio.get_running_loop().time() < until_free:
         if instance not in await scene.instances():
             raise Broken("its lease ended while a handler kept its thread busy")
-        _, idle, _ = await scene.holder(sent)
-        if idle > LEASE * 1000:
-            raise Broken(f"the call of a handler that kept its thread busy was not renewed for {idle / 1000:.1f} s, more than a lease")
+        await scene.check_renewed(sent, "the call of a handler that kept its thread busy")
         await asyncio.sleep(0.1)
     check_run(await scene.ended(sent))
 
@@ -631,8 +582,7 @@ async def leaves_replicas(scene: WorkerScene) -> None:
         sent = await scene.publish("echo", {"text": "of a master"})
         for _ in range(10):
             await asyncio.sleep(0.1)
-            holder, _, _ = await scene.holder(sent)
-            if await scene.frames(sent) or (holder and not holder.startswith("~back")):
+            if await scene.frames(sent) or await scene.is_running(sent):
                 raise Broken("it takes requests from a server that has been a replica for longer than a beat")
         proxy.played.clear()
         if text_of(await scene.ended(sent, STARTS)) != "of a master":
@@ -647,8 +597,7 @@ async def drops_old_requests(scene: WorkerScene) -> None:
     await asyncio.sleep(0.5)
     sent = await scene.publish("block", {"seconds": 4.0}, agent=secrets.token_hex(16))
     await asyncio.sleep(5.2)
-    holder, _, _ = await scene.holder(sent)
-    waited = await scene.waits(sent.entry) and (not holder or holder.startswith("~back"))
+    waited = await scene.waits(sent.entry) and not await scene.is_running(sent)
     await scene.resume()
     if not waited:
         raise NotChecked("no request can be made to wait for it, since it takes those of a paused service")
@@ -661,34 +610,15 @@ async def counts_retries(scene: WorkerScene) -> None:
     await scene.need("retry")
     async with scene.behind_proxy() as proxy:
         await _counts_its_retry(scene)
-        counting = _counts_nothing(proxy)
+        _counts_nothing(proxy)
         # So that no renewal calls the entry lost before the answer comes.
-        await _just_renewed(scene)
-        await _is_not_run(scene, await scene.publish("retry", {"to": 10, "delay": 0.1}), counting, 2)
-
-
-async def _just_renewed(scene: WorkerScene) -> None:
-    """Wait until the worker has renewed what it holds, so that it soon won't again."""
-    sent = await scene.publish("count", {"to": 40, "delay": 0.1})
-    await scene.wait_for_text(sent)
-    _, before, _ = await scene.holder(sent)
-
-    async def is_renewed() -> bool:
-        nonlocal before
-        _, idle, _ = await scene.holder(sent)
-        before, was = idle, before
-        return idle < was
-
-    await until(is_renewed, LEASE + SLACK, "it does not renew what it holds")
+        await scene.just_renewed()
+        await _is_not_run(scene, proxy, await scene.publish("retry", {"to": 10, "delay": 0.1}))
 
 
 async def _counts_its_retry(scene: WorkerScene) -> None:
     sent = await scene.publish("retry", {"to": 10, "delay": 0.1}, events=True)
-
-    async def is_again() -> bool:
-        return await scene.runs_as(sent, 2)
-
-    await until(is_again, 5.0, "no text of a second attempt came after the first one had failed")
+    await until(lambda: scene.runs_as(sent, 2), 5.0, "no text of a second attempt came after the first one had failed")
     _, _, counted = await scene.holder(sent)
     if counted != 2:
         raise Broken(f"attempt 2 runs, and the server counts {counted}")
@@ -708,20 +638,13 @@ async def ends_refused_calls(scene: WorkerScene) -> None:
     """Frames refused for good, not for a moment, end their call as `unavailable` (`frames_refused`); a refused end is left to others."""
     async with scene.behind_proxy() as proxy:
         for refusal in ("OOM command not allowed when used memory > 'maxmemory'.", "MISCONF Redis can't write to its disk"):
-            passing = await scene.publish("count", {"to": 10, "delay": 0.1})
-            await scene.wait_for_text(passing)
-            proxy.plan(partial(_is_about, passing), "refuse", refusal)
+            passing = await scene.begun(10)
+            proxy.plan(passing.is_named_in, "refuse", refusal)
             frames = await scene.ended(passing, 20.0)
-            if error_of(frames) or len(text_of(frames).split()) != 10:
-                raise Broken(f"after one refusal of its frames, {refusal!r}, a call ended as {error_of(frames) or text_of(frames)!r}")
-            check_run(frames)
-        sent = await scene.publish("count", {"to": 200, "delay": 0.05})
-        await scene.wait_for_text(sent)
-        proxy.plan(partial(_is_about, sent), "refuse", "NOPERM the user has no permission to do so")
-        frames = await scene.ended(sent)
-        ended_as(frames, "unavailable")
-        if frames[-1]["error"].get("code") != "frames_refused":
-            raise Broken(f"the error has the code {frames[-1]['error'].get('code')!r} instead of 'frames_refused'")
+            check_count(frames, 10, f"after one refusal of its frames, {refusal!r}, a call")
+        sent = await scene.begun(200, 0.05)
+        proxy.plan(sent.is_named_in, "refuse", "NOPERM the user has no permission to do so")
+        ended_as(await scene.ended(sent), "unavailable", "frames_refused")
         await scene.call_echo("after refused frames")
         proxy.plan(lambda words: any(b"end_of_stream" in word for word in words), "refuse", "NOPERM the user has no permission to do so")
         sent = await scene.publish("echo", {"text": "taken over"})
@@ -729,19 +652,11 @@ async def ends_refused_calls(scene: WorkerScene) -> None:
         await until(partial(scene.has_ended, sent), TAKES_OVER, problem)
 
 
-def _is_about(sent: Sent, words: list[bytes]) -> bool:
-    """Return whether a command has the id of a call, as those have that append its frames."""
-    return any(sent.id.encode() in word for word in words)
-
-
 @LEASES.check("W77", 2)
 async def reconnects(scene: WorkerScene) -> None:
     """When its connections end, it connects again: what runs is answered, and what was cancelled meanwhile is stopped."""
     async with scene.behind_proxy() as proxy:
-        kept = await scene.publish("count", {"to": 30, "delay": 0.1})
-        cancelled = await scene.publish("count", {"to": 200, "delay": 0.1})
-        for each in (kept, cancelled):
-            await scene.wait_for_text(each)
+        cancelled, kept = await scene.begun(200), await scene.begun(30)
         # As `cancel.lua` does, whose message comes while nobody listens.
         await scene.probe.run("ZADD", scene.keys.cancelled(SERVICE), await scene.now() + 30_000, cancelled.id)
         proxy.cut()
@@ -753,9 +668,6 @@ async def reconnects(scene: WorkerScene) -> None:
         await until(is_stopped, 10.0, "a call that was cancelled while it had no connection goes on")
         # A script that was not answered is run again, so frames may come twice.
         frames = {frame.get("seq", 0): frame for frame in await scene.ended(kept)}
-        numbered = [frames[seq] for seq in sorted(frames)]
-        check_run(numbered)
-        if text_of(numbered).split() != [str(number) for number in range(1, 31)]:
-            raise Broken(f"the text of a call that ran meanwhile is {text_of(numbered)[:60]!r}, not the numbers from 1 to 30")
+        check_count([frames[seq] for seq in sorted(frames)], 30, "a call that ran meanwhile")
         await scene.wait_until_gone(kept)
         await scene.call_echo("after the cut")

@@ -7,8 +7,8 @@ import re
 
 from toolbus.operations.conformance.checks import Broken, Table, until, until_not
 from toolbus.operations.conformance.proxy import Proxy
-from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
-from toolbus.operations.conformance.worker_calls import check_run, error_of, text_of
+from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS, fields_of
+from toolbus.operations.conformance.worker_calls import check_count, error_of
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 
 LEAVING = Table[WorkerScene]()
@@ -26,18 +26,12 @@ async def drains(scene: WorkerScene) -> None:
     instance = await scene.only_instance()
     # With another worker of its revision its stream stays when it has left.
     await scene.play_worker(lives=True, digest=(await scene.row_of(instance)).partition(":")[2])
-    sent = await scene.publish("count", {"to": 35, "delay": 0.1})
-    cancelled = await scene.publish("count", {"to": 1_000, "delay": 0.1})
-    timed = await scene.publish("count", {"to": 1_000, "delay": 0.1}, timeout=2.0)
-    for each in (sent, cancelled, timed):
-        await scene.wait_for_text(each)
-    dead = await scene.play_worker(lives=False)
+    cancelled, timed, sent = await scene.begun(1_000), await scene.begun(1_000, timeout=2.0), await scene.begun(35)
     others: Sent | None = None
     stopping = asyncio.create_task(scene.program.stop(scene.worker))
     try:
         while not stopping.done():
             left = await scene.lease_of(instance) - await scene.now()
-            _, idle, _ = await scene.holder(sent)
             is_listed = bool(await scene.row_of(instance))
             # Looked at last, since it retires behind the end.
             if await scene.has_ended(sent):
@@ -46,12 +40,11 @@ async def drains(scene: WorkerScene) -> None:
                 raise Broken("it registers again while it leaves")
             if not others and not is_listed:
                 await scene.tell(f"cancel {cancelled.id}")
-                others = await scene.unseen("echo", {"text": "of a dead worker"}, dead, 1)
+                others = await scene.orphan("echo", {"text": "of a dead worker"})
                 await scene.tell(f"dead {SERVICE}")
             if left < 0:
                 raise Broken("its lease ended while it finished what runs, and others take that over")
-            if idle > LEASE * 1000:
-                raise Broken(f"what it finished was not renewed for {idle / 1000:.1f} s, more than a lease")
+            await scene.check_renewed(sent, "what it finished")
             await asyncio.sleep(0.1)
         goes_on = [what for each, what in ((cancelled, "was cancelled"), (timed, "had no time left")) if not await scene.is_finished(each)]
     finally:
@@ -60,9 +53,7 @@ async def drains(scene: WorkerScene) -> None:
     frames = await scene.frames(sent)
     if not frames[-1].get("end_of_stream"):
         raise Broken("a call that needed three seconds of its grace period more was cut off")
-    check_run(frames)
-    if error_of(frames) or len(text_of(frames).split()) != 35:
-        raise Broken(f"it ended as {error_of(frames) or 'a success'} with the text {text_of(frames)!r}")
+    check_count(frames, 35, "the call that it finished while it left")
 
 
 async def _check_other_calls(scene: WorkerScene, others: Sent | None, goes_on: list[str]) -> None:
@@ -88,8 +79,7 @@ async def _check_other_calls(scene: WorkerScene, others: Sent | None, goes_on: l
 @LEAVING.check("W47", 2)
 async def takes_nothing_while_it_leaves(scene: WorkerScene) -> None:
     """A worker that leaves takes no more requests."""
-    running = await scene.publish("count", {"to": 9, "delay": 0.1})
-    await scene.wait_for_text(running)
+    await scene.begun(9)
     instance = await scene.only_instance()
     stopping = asyncio.create_task(scene.program.stop(scene.worker))
     try:
@@ -99,8 +89,7 @@ async def takes_nothing_while_it_leaves(scene: WorkerScene) -> None:
         await stopping
     if await scene.frames(late):
         raise Broken("a request that came afterwards was answered")
-    holder, _, _ = await scene.holder(late)
-    if holder and not holder.startswith("~back"):
+    if await scene.is_running(late):
         raise Broken("a request that came afterwards was taken")
     await scene.remove(late)
 
@@ -108,8 +97,7 @@ async def takes_nothing_while_it_leaves(scene: WorkerScene) -> None:
 @LEAVING.check("W48", 2)
 async def hands_back(scene: WorkerScene) -> None:
     """On SIGTERM, with TOOLBUS_GRACE over, what still runs is handed back for its next attempt, behind its frames, and not lost."""
-    sent = await scene.publish("count", {"to": 300, "delay": 0.1}, timeout=180.0)
-    await scene.wait_for_text(sent)
+    sent = await scene.begun(300, timeout=180.0)
     await scene.program.stop(scene.worker)
     holder, idle, count = await scene.holder(sent)
     handed_back = await scene.now() - idle
@@ -144,9 +132,8 @@ async def retires(scene: WorkerScene) -> None:
     # More than go back at once, also when it runs a part of them before; nobody is answered.
     waiting = await scene.publish_together(900, {"to": 1, "delay": 0.5}, consumer=f"~to:{instance}", agent="")
     await scene.program.stop(scene.worker)
-    # Of each consumer a map from field to value in RESP3, and a list of both in RESP2.
     listed = await scene.probe.run("XINFO", "CONSUMERS", scene.queue, "g")
-    consumers = [(each[b"name"] if isinstance(each, dict) else each[1]).decode() for each in listed]
+    consumers = [fields_of(each)[b"name"].decode() for each in listed]
     fields = await scene.probe.run("HKEYS", scene.fence)
     left = await scene.probe.run("XPENDING", scene.queue, "g", "-", "+", len(waiting), f"~to:{instance}")
     await asyncio.gather(*map(scene.remove, (held, *waiting)))
@@ -162,9 +149,7 @@ async def _is_taken(scene: WorkerScene, entry: str) -> bool:
     """Return whether an entry was delivered, or is gone; it is the only one, and there may be no group yet."""
     if not await scene.waits(entry):
         return True
-    groups = await scene.probe.run("XINFO", "GROUPS", scene.queue)
-    # Each is a map from field to value in RESP3, and a list of both in RESP2.
-    return any(each[b"pending"] if isinstance(each, dict) else each[5] for each in groups)
+    return any(fields_of(each)[b"pending"] for each in await scene.probe.run("XINFO", "GROUPS", scene.queue))
 
 
 async def _ends_for_its_version(scene: WorkerScene, waiting: str, about: str, *, may_register: bool = False) -> None:
@@ -179,17 +164,16 @@ async def _ends_for_its_version(scene: WorkerScene, waiting: str, about: str, *,
     Raises:
         Broken: it does not.
     """
-    end = asyncio.get_running_loop().time() + STARTS
-    while scene.worker.returncode is None:
-        if not may_register and await scene.instances():
+
+    async def has_ended() -> bool:
+        has_ended = scene.worker.returncode is not None
+        if not has_ended and not may_register and await scene.instances():
             raise Broken(f"it registers although {about}")
         if waiting and await _is_taken(scene, waiting):
-            break
-        if asyncio.get_running_loop().time() > end:
-            raise Broken(f"it has not ended within {STARTS:g} s although {about}")
-        await asyncio.sleep(0.02)
-    if waiting and await _is_taken(scene, waiting):
-        raise Broken(f"it takes a request although {about}")
+            raise Broken(f"it takes a request although {about}")
+        return has_ended
+
+    await until(has_ended, STARTS, f"it has not ended although {about}")
     if scene.worker.returncode == 0:
         raise Broken(f"it ended with exit code 0 although {about}")
     if await scene.instances():
@@ -282,8 +266,7 @@ async def gives_up(scene: WorkerScene) -> None:
         proxy.played.clear()
         await scene.call_echo("after errors")
         # It runs when the worker may end, and its caller waits.
-        sent = await scene.publish("count", {"to": int(2.5 * GIVES_UP), "delay": 0.5}, timeout=3 * GIVES_UP)
-        await scene.wait_for_text(sent)
+        sent = await scene.begun(int(2.5 * GIVES_UP), 0.5, timeout=3 * GIVES_UP)
         await _refuse_reads(proxy, scene.worker, 0.75 * GIVES_UP)
         if await scene.program.ended(scene.worker, 0.9 * GIVES_UP) is None:
             raise Broken(f"it goes on, and looks alive, although its reads were refused for {1.65 * GIVES_UP:g} s")

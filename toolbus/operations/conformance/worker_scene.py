@@ -18,7 +18,7 @@ from toolbus.bus.broker.transport.opening import Probe
 from toolbus.bus.values.envelope import Frame
 from toolbus.bus.values.settings import Settings
 from toolbus.operations.conformance.checks import Broken, NotChecked, until
-from toolbus.operations.conformance.scene import BESIDE, LEASE, MOST_WRITTEN, SERVICE, Program, shown
+from toolbus.operations.conformance.scene import BESIDE, LEASE, MOST_WRITTEN, SERVICE, Program, fields_of, shown
 from toolbus.operations.conformance.worker_calls import SLACK, TAKES_OVER, Frames, check_run, error_of, text_of
 from toolbus.operations.conformance.worker_registry import RegisteredWorker
 
@@ -33,6 +33,10 @@ class Sent(msgspec.Struct):
     id: str
     entry: str
     document: bytes = b""
+
+    def is_named_in(self, words: list[bytes]) -> bool:
+        """Return whether a command has the id of the call, as those have that append its frames."""
+        return any(self.id.encode() in word for word in words)
 
     def __str__(self) -> str:
         """Return what a reader of a problem knows the call by: its id, its tool, and its arguments."""
@@ -98,19 +102,19 @@ class WorkerScene(RegisteredWorker):
         """Make the reply stream of this agent, and keep it alive for a while."""
         await self.probe.script(scripts.LISTEN, (self.keys.replies(self.agent),), 600_000, self._read)
 
-    async def publish(self, role: str, arguments: dict[str, Any], *, timeout: float = 30.0, due: object = None, **fields: Any) -> Sent:
+    async def publish(self, role: str, arguments: dict[str, Any], *, due: object = None, more: tuple[str, ...] = (), **fields: Any) -> Sent:
         """Publish a request.
 
         Args:
             role: ``echo``, ``count``, …, or an unknown one.
             arguments: of the tool.
-            timeout: seconds until the deadline.
             due: text in place of the deadline of the entry.
-            **fields: further fields of the request.
+            more: further fields of the entry, and their values.
+            **fields: further fields of the request; ``timeout`` has the seconds until the deadline.
         """
-        call, document, in_time = self.unsent(role, arguments, timeout=timeout, **fields)
+        call, document, in_time = self.unsent(role, arguments, **fields)
         queue = self.keys.queue(fields.get("service", SERVICE))
-        return Sent(call, await self.add(document, in_time if due is None else str(due), queue=queue), document)
+        return Sent(call, await self.add(document, in_time if due is None else str(due), *more, queue=queue), document)
 
     def unsent(self, role: str, arguments: dict[str, Any], *, timeout: float = 30.0, **fields: Any) -> tuple[str, bytes, str]:
         """Return the id, the document and the deadline of a request that is not published yet."""
@@ -140,15 +144,12 @@ class WorkerScene(RegisteredWorker):
     ) -> Sent:
         """Publish a request that the worker is not delivered, because a consumer took it first; ``due`` is in place of its deadline."""
         call, document, in_time = self.unsent(role, arguments, **fields)
-        # In one script, so that nobody is delivered anything between the commands.
-        entry = await self.probe.run(
-            "EVAL",
-            "local id = redis.call('XADD', KEYS[1], '*', 'r', ARGV[1], 'd', ARGV[2]) "
-            "redis.call('XGROUP', 'SETID', KEYS[1], 'g', id) "
-            "redis.call('XCLAIM', KEYS[1], 'g', ARGV[3], 0, id, 'RETRYCOUNT', ARGV[4], 'FORCE', 'JUSTID') return id",
-            1, self.queue, document, in_time if due is None else str(due), consumer, deliveries,
-        )  # fmt: skip
-        return Sent(call, entry.decode(), document)
+        [sent] = await self._add_together([(call, document, in_time if due is None else str(due))], (SERVICE,), consumer, deliveries)
+        return sent
+
+    async def orphan(self, role: str, arguments: dict[str, Any], deliveries: int = 1, **fields: Any) -> Sent:
+        """Publish a request that a worker took which is known to have ended; ``fields`` are those of ``unseen``."""
+        return await self.unseen(role, arguments, await self.play_worker(lives=False), deliveries, **fields)
 
     async def publish_together(
         self, number: int, arguments: dict[str, Any], *, services: tuple[str, ...] = (SERVICE,), consumer: str = "", **fields: Any
@@ -158,13 +159,19 @@ class WorkerScene(RegisteredWorker):
         With a consumer, they are handed to it, and the worker is not delivered them. One by one, a quick worker would never hold many.
         """
         calls = [self.unsent("count", arguments, service=services[at % len(services)], **fields) for at in range(number)]
+        return await self._add_together(calls, services, consumer, 1)
+
+    async def _add_together(
+        self, calls: list[tuple[str, bytes, str]], services: tuple[str, ...], consumer: str, deliveries: int
+    ) -> list[Sent]:
+        """Append entries in one script, so that nobody is delivered anything between the commands."""
         entries = await self.probe.run(
             "EVAL",
-            "local ids = {} for i = 2, #ARGV, 2 do local key = KEYS[(i / 2 - 1) % #KEYS + 1] "
+            "local ids = {} for i = 3, #ARGV, 2 do local key = KEYS[#ids % #KEYS + 1] "
             "ids[#ids + 1] = redis.call('XADD', key, '*', 'r', ARGV[i], 'd', ARGV[i + 1]) if ARGV[1] ~= '' then "
             "redis.call('XGROUP', 'SETID', key, 'g', ids[#ids]) "
-            "redis.call('XCLAIM', key, 'g', ARGV[1], 0, ids[#ids], 'RETRYCOUNT', 1, 'FORCE', 'JUSTID') end end return ids",
-            len(services), *map(self.keys.queue, services), consumer, *(part for _, *parts in calls for part in parts),
+            "redis.call('XCLAIM', key, 'g', ARGV[1], 0, ids[#ids], 'RETRYCOUNT', ARGV[2], 'FORCE', 'JUSTID') end end return ids",
+            len(services), *map(self.keys.queue, services), consumer, deliveries, *(part for _, *parts in calls for part in parts),
         )  # fmt: skip
         return [Sent(call, entry.decode(), document) for entry, (call, document, _) in zip(entries, calls, strict=True)]
 
@@ -182,8 +189,24 @@ class WorkerScene(RegisteredWorker):
         return (found[0][1].decode(), int(found[0][2]), int(found[0][3])) if found else ("", 0, 0)
 
     async def is_running(self, sent: Sent) -> bool:
-        """Return whether a worker has a request."""
-        return bool((await self.holder(sent))[0])
+        """Return whether a worker has a request, and did not hand it back."""
+        holder, _, _ = await self.holder(sent)
+        return bool(holder) and not holder.startswith("~back")
+
+    async def check_renewed(self, sent: Sent, what: str) -> None:
+        """Check that an entry was renewed within the last lease, if a worker has it.
+
+        Raises:
+            Broken: it was not; ``what`` says which one.
+        """
+        _, idle, _ = await self.holder(sent)
+        if idle > LEASE * 1000:
+            raise Broken(f"{what} was not renewed for {idle / 1000:.1f} s, more than a lease")
+
+    async def waits_for(self, sent: Sent, worker: str) -> bool:
+        """Return whether a request was handed over to a worker."""
+        holder, _, _ = await self.holder(sent)
+        return holder == f"~to:{worker}"
 
     async def move(self, sent: Sent, to: str, deliveries: int = 2) -> bool:
         """Move an entry from the worker to another. As with every script that does so, who loses it gets another counter in the fence.
@@ -217,7 +240,7 @@ class WorkerScene(RegisteredWorker):
         for entry, flat in found:
             if not stream:
                 self._read = entry.decode()
-            fields = dict(zip(flat[::2], flat[1::2], strict=True))
+            fields = fields_of(flat)
             if b"f" not in fields:
                 continue
             self._size += len(fields[b"f"])
@@ -275,6 +298,12 @@ class WorkerScene(RegisteredWorker):
 
         await until(has_text, 5.0, "no text came")
 
+    async def begun(self, to: int, delay: float = 0.1, **fields: Any) -> Sent:
+        """Publish a request to count, and return it when text has come; ``fields`` are those of ``publish``."""
+        sent = await self.publish("count", {"to": to, "delay": delay}, **fields)
+        await self.wait_for_text(sent)
+        return sent
+
     async def runs_as(self, sent: Sent, attempt: int) -> bool:
         """Return whether text of an attempt has come."""
         return any(frame.get("attempt", 1) == attempt and not frame.get("end_of_stream") for frame in await self.frames(sent))
@@ -294,24 +323,17 @@ class WorkerScene(RegisteredWorker):
                 raise Broken(problem)
             await asyncio.sleep(0.02)
 
-    async def shared_frames(self, sent: Sent) -> Frames:
-        """Return the frames of a shared call, which has a stream of its own."""
-        return await self._frames_in(self.keys.call(sent.id), sent)
-
     async def shared_end(self, sent: Sent) -> Frames:
-        """Return the frames of a shared call when its end has come."""
+        """Return the frames of a shared call, which has a stream of its own, when its end has come."""
 
-        async def has_ended() -> bool:
-            return any(frame.get("end_of_stream") for frame in await self.shared_frames(sent))
+        async def found() -> Frames:
+            frames = await self.frames_in(self.keys.call(sent.id), sent)
+            return frames if any(frame.get("end_of_stream") for frame in frames) else []
 
-        await until(has_ended, 10.0, "no end came in the call's stream")
-        return await self.shared_frames(sent)
+        return await until(found, 10.0, "no end came in the call's stream")
 
-    async def frames_of_another(self, sent: Sent, agent: str) -> Frames:
-        """Return the frames of a call in the reply stream of another agent."""
-        return await self._frames_in(self.keys.replies(agent), sent)
-
-    async def _frames_in(self, stream: str, sent: Sent) -> Frames:
+    async def frames_in(self, stream: str, sent: Sent) -> Frames:
+        """Return the frames of a request in another stream than that of this agent."""
         async with self._reading:
             size, mine, self._frames = self._size, self._frames, {}
             await self._take_in(stream)
@@ -360,11 +382,7 @@ class WorkerScene(RegisteredWorker):
             return None
         agent = await self.draw_neighbour()
         sent = await self.publish("count", {"to": 20, "delay": 0.1}, agent=agent)
-
-        async def has_begun() -> bool:
-            return bool(await self.frames_of_another(sent, agent))
-
-        await until(has_begun, 5.0, "no text came for another agent")
+        await until(lambda: self.frames_in(self.keys.replies(agent), sent), 5.0, "no text came for another agent")
         return sent, agent
 
     async def check_beside(self, beside: tuple[Sent, str] | None) -> None:
@@ -377,7 +395,7 @@ class WorkerScene(RegisteredWorker):
             return
         sent, agent = beside
         await self.wait_until_gone(sent, 10.0)
-        frames = await self.frames_of_another(sent, agent)
+        frames = await self.frames_in(self.keys.replies(agent), sent)
         check_run(frames)
         if error := error_of(frames):
             raise Broken(f"the call of another agent, whose frames are read, ended as {error}")
@@ -406,22 +424,25 @@ class WorkerScene(RegisteredWorker):
                 return
         raise Broken(f"the message `{word}` changes nothing: it takes what there is when it looks three times a lease")
 
+    async def just_renewed(self) -> None:
+        """Wait until the worker has renewed what it holds, so that it soon won't again."""
+        sent = await self.begun(40)
+        _, before, _ = await self.holder(sent)
+
+        async def is_renewed() -> bool:
+            nonlocal before
+            _, idle, _ = await self.holder(sent)
+            before, was = idle, before
+            return idle < was
+
+        await until(is_renewed, LEASE + SLACK, "it does not renew what it holds")
+
     async def moved_after_a_renewal(self, other: str, beside: int = 0) -> tuple[Sent, list[Sent]]:
         """Return a call that runs and was moved to another worker, and others that run beside it.
 
         All of them end before the worker renews what it holds again, so that its ends alone can show that it lost the first one.
         """
-        long = await self.publish("count", {"to": 40, "delay": 0.1})
-        await self.wait_for_text(long)
-        _, before, _ = await self.holder(long)
-
-        async def is_renewed() -> bool:
-            nonlocal before
-            _, idle, _ = await self.holder(long)
-            before, was = idle, before
-            return idle < was
-
-        await until(is_renewed, LEASE + SLACK, "it does not renew what it holds")
+        await self.just_renewed()
         for _ in range(5):
             sent, *others = [await self.publish("count", {"to": 3, "delay": 0.1}) for _ in range(1 + beside)]
             for each in (sent, *others):
@@ -431,12 +452,6 @@ class WorkerScene(RegisteredWorker):
             for each in others:
                 await self.ended(each)
         raise NotChecked("its calls of 0.3 s had ended before they could be moved")
-
-    async def letters(self) -> dict[str, dict[str, str]]:
-        """Return the fields of the dead letters, by the entries that they were."""
-        found = [dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in await self.probe.run("XRANGE", self.dead_letters, "-", "+")]
-        read = [{name.decode(): value.decode("utf-8", "replace") for name, value in fields.items()} for fields in found]
-        return {fields.get("entry", ""): fields for fields in read}
 
     async def check_letter(self, entry: str, reason: str, attempts: int, document: bytes, about: str) -> None:
         """Check the dead letter of an entry.
@@ -450,13 +465,14 @@ class WorkerScene(RegisteredWorker):
         Raises:
             Broken: there is none, or it says something else.
         """
-        letter = (await self.letters()).get(entry)
+        letters = [fields_of(flat) for _, flat in await self.probe.run("XRANGE", self.dead_letters, "-", "+")]
+        letter = next((fields for fields in letters if fields.get(b"entry") == entry.encode()), None)
         if letter is None:
             raise Broken(f"{about} has not become a dead letter")
-        for field, wanted in (("reason", reason), ("attempts", str(attempts))):
-            if letter.get(field) != wanted:
-                raise Broken(f"the dead letter of {about} has {letter.get(field)!r} in its field {field!r} instead of {wanted!r}")
-        kept = letter.get("r", "")
+        reason_of, attempts_of, kept = (letter.get(name, b"").decode("utf-8", "replace") for name in (b"reason", b"attempts", b"r"))
+        for field, found, wanted in (("reason", reason_of, reason), ("attempts", attempts_of, str(attempts))):
+            if found != wanted:
+                raise Broken(f"the dead letter of {about} has {found!r} in its field {field!r} instead of {wanted!r}")
         if kept != document.decode("utf-8", "replace") and not _is_same_request(kept, document):
             raise Broken(f"the dead letter of {about} does not have the request in its field 'r', but {kept[:60]!r}")
         await self.check_ttl(self.dead_letters, DEAD_LETTER_TTL, "dead_letter_ttl")

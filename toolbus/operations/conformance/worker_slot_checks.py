@@ -95,11 +95,7 @@ async def _are_buried(scene: WorkerScene) -> None:
 async def _are_passed_on(scene: WorkerScene) -> None:
     other = await scene.play_worker(lives=True, digest="kit-revision")
     for each in await asyncio.gather(*(scene.publish("of-another-revision", {}, digest="kit-revision") for _ in range(3 * _MANY))):
-
-        async def is_passed_on(sent: Sent = each) -> bool:
-            return (await scene.holder(sent))[0] == f"~to:{other}"
-
-        await until(is_passed_on, 5.0, "one was not passed on")
+        await until(partial(scene.waits_for, each, other), 5.0, "one was not passed on")
         await scene.remove(each)
 
 
