@@ -9,8 +9,8 @@ import time
 from toolbus.operations.conformance.agent_reconnect_checks import RECONNECTS
 from toolbus.operations.conformance.agent_scene import AgentScene, Ear
 from toolbus.operations.conformance.agent_session_checks import SESSIONS
-from toolbus.operations.conformance.checks import Broken, Table, until
-from toolbus.operations.conformance.scene import SERVICE
+from toolbus.operations.conformance.checks import Broken, Table, until, until_not
+from toolbus.operations.conformance.scene import SERVICE, fields_of
 
 AGENT = Table[AgentScene]()
 _IDENT = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
@@ -41,9 +41,7 @@ async def publishes(scene: AgentScene) -> None:
 @AGENT.check("A2", 0)
 async def draws_agent_ids(scene: AgentScene) -> None:
     """Each process has an agent id of its own."""
-    first = await scene.called("1")
-    await scene.answer(first)
-    await scene.ended("1")
+    first = await scene.answered("1")
     await scene.leave()
     await scene.start()
     second = await scene.called("2")
@@ -55,7 +53,7 @@ async def draws_agent_ids(scene: AgentScene) -> None:
 async def keeps_its_reply_stream(scene: AgentScene) -> None:
     """Its reply stream exists before a request is published, and has a TTL that it renews."""
     taken = await scene.called()
-    ttl = int(await scene.probe.run("PTTL", scene.keys.replies(taken.request["agent"])))
+    ttl = int(await scene.probe.run("PTTL", scene.keys.replies(taken.agent)))
     if ttl < 0:
         raise Broken("the reply stream does not exist" if ttl == -2 else "the reply stream has no TTL")
     await scene.answer(taken)
@@ -65,9 +63,7 @@ async def keeps_its_reply_stream(scene: AgentScene) -> None:
 @AGENT.check("A4", 0)
 async def renews_its_reply_stream(scene: AgentScene) -> None:
     """It renews its reply stream five times in the TTL, also while it calls nothing."""
-    taken = await scene.called()
-    await scene.answer(taken)
-    await scene.ended("1")
+    taken = await scene.answered()
     stream, before = scene.keys.replies(taken.agent), 0
 
     async def is_renewed() -> bool:
@@ -83,12 +79,9 @@ async def renews_its_reply_stream(scene: AgentScene) -> None:
 async def counts_flushes(scene: AgentScene) -> None:
     """Flush numbers count up from 0."""
     for name in "abc":
-        taken = await scene.called(name)
-        await scene.answer(taken)
-        await scene.ended(name)
-    flat = await scene.probe.run("HGETALL", scene.keys.flushes(taken.agent))
-    values = flat.values() if isinstance(flat, dict) else flat[1::2]
-    numbers = sorted(int(value.split()[0]) for value in values)
+        taken = await scene.answered(name)
+    flushes = fields_of(await scene.probe.run("HGETALL", scene.keys.flushes(taken.agent)))
+    numbers = sorted(int(value.split()[0]) for value in flushes.values())
     if len(numbers) < 2 or numbers != list(range(len(numbers))):
         raise Broken(f"three calls were published in the flushes {numbers}")
 
@@ -177,12 +170,9 @@ async def sends_scripts_again(scene: AgentScene) -> None:
 @AGENT.check("A13", 0)
 async def leaves(scene: AgentScene) -> None:
     """At the end of its input it removes its keys and ends."""
-    taken = await scene.called()
-    await scene.answer(taken)
-    await scene.ended("1")
+    taken = await scene.answered()
     await scene.leave()
-    agent = taken.request["agent"]
-    left = [key for key in (scene.keys.replies(agent), scene.keys.flushes(agent)) if await scene.exists(key)]
+    left = [key for key in (scene.keys.replies(taken.agent), scene.keys.flushes(taken.agent)) if await scene.exists(key)]
     if left:
         raise Broken(f"it left {', '.join(left)} behind")
 
@@ -193,9 +183,7 @@ async def leaves(scene: AgentScene) -> None:
 @AGENT.check("A14", 1)
 async def streams(scene: AgentScene) -> None:
     """Text is told piece by piece, also when a frame has several pieces in `texts`."""
-    taken = await scene.called()
-    await scene.send(taken, {"seq": 0, "response": "one "})
-    await until(lambda: scene.has_text("1", "one "), 5.0, "the first piece was not told before the second")
+    taken = await scene.streamed("one ")
     await scene.send(taken, {"seq": 1, "texts": ["two ", "three "]}, {"seq": 2, "kind": "end", "end_of_stream": True})
     await scene.ended_as("1", "one two three ", None)
 
@@ -228,9 +216,7 @@ async def waits_for_missing_frames(scene: AgentScene) -> None:
 @AGENT.check("A17", 1)
 async def follows_new_runs(scene: AgentScene) -> None:
     """A later attempt replaces the run: text that differs starts anew after a reset, and late frames of the old run are dropped."""
-    taken = await scene.called()
-    await scene.send(taken, {"seq": 0, "response": "old text"})
-    await until(lambda: scene.has_text("1", "old text"), 5.0, "the text of the first run was not told")
+    taken = await scene.streamed("old text")
     await scene.send(taken, {"run": "second", "attempt": 2, "seq": 0, "response": "new"})
     await scene.send(taken, {"seq": 1, "response": " and late"}, {"seq": 2, "kind": "end", "end_of_stream": True})
     await scene.send(taken, {"run": "second", "attempt": 2, "seq": 1, "kind": "end", "end_of_stream": True})
@@ -289,9 +275,7 @@ async def ends_once(scene: AgentScene) -> None:
     told = len(scene.events["1"])
     late = {"seq": 0, "kind": "end", "end_of_stream": True, "response": "late"}
     await scene.send(taken, {"seq": 2, "response": "late"}, {**late, "seq": 3}, {**late, "run": "later", "attempt": 2})
-    other = await scene.called("2")
-    await scene.answer(other)
-    await scene.ended("2")
+    await scene.answered("2")
     if len(scene.events["1"]) > told:
         raise Broken(f"after the end it told {scene.events['1'][told:]}")
 
@@ -300,27 +284,21 @@ async def ends_once(scene: AgentScene) -> None:
 async def cancels(scene: AgentScene) -> None:
     """A cancelled call ends at once as cancelled, and is taken out of the queue or among the cancelled calls, once it is published."""
     waiting = await scene.called("waits")
-    await scene.cancel("waits")
+    await scene.tell(cancel="waits")
     await scene.ended_as("waits", None, "cancelled", within=3.0)
-
-    async def is_out() -> bool:
-        return not await scene.waits(waiting.entry)
-
-    await until(is_out, 3.0, "a cancelled request that nobody had taken is still in the queue")
+    await until_not(lambda: scene.waits(waiting.entry), 3.0, "a cancelled request that nobody had taken is still in the queue")
     running = await scene.called("runs")
     await scene.take(running)
-    await scene.cancel("runs")
+    await scene.tell(cancel="runs")
     await scene.ended("runs", 3.0)
-
-    async def is_marked() -> bool:
-        return await scene.probe.run("ZSCORE", scene.keys.cancelled(SERVICE), running.id) is not None
-
-    await until(is_marked, 3.0, "a cancelled call that a worker has is not in `cancelled:`")
+    problem = "a cancelled call that a worker has is not in `cancelled:`"
+    await until(lambda: scene.probe.run("ZSCORE", scene.keys.cancelled(SERVICE), running.id), 3.0, problem)
     scene.proxy.plan(lambda words: any(b"not answered yet" in word for word in words), "late", after=0.5)
     waiting = await scene.called("early", "not answered yet")
-    await scene.cancel("early")
+    await scene.tell(cancel="early")
     await scene.ended_as("early", None, "cancelled", within=3.0)
-    await until(is_out, 3.0, "a request that was cancelled before its publication was answered is still in the queue")
+    problem = "a request that was cancelled before its publication was answered is still in the queue"
+    await until_not(lambda: scene.waits(waiting.entry), 3.0, problem)
 
 
 @AGENT.check("A24", 1)
@@ -329,11 +307,8 @@ async def cancels_at_its_timeout(scene: AgentScene) -> None:
     async with Ear(scene.port, scene.keys.wake(SERVICE)) as ear:
         waiting = await scene.called("waits", timeout=0.8)
         await scene.ended_as("waits", None, "deadline_exceeded", within=5.0)
-
-        async def is_out() -> bool:
-            return not await scene.waits(waiting.entry)
-
-        await until(is_out, 3.0, "a request that nobody had taken is still in the queue after its time")
+        problem = "a request that nobody had taken is still in the queue after its time"
+        await until_not(lambda: scene.waits(waiting.entry), 3.0, problem)
         running = await scene.called("runs", timeout=0.8)
         await scene.take(running)
         await scene.ended("runs", 5.0)
@@ -350,12 +325,10 @@ async def cancels_at_its_timeout(scene: AgentScene) -> None:
 async def trims(scene: AgentScene) -> None:
     """Entries that it has read are trimmed from its reply stream."""
     for number in range(20):
-        taken = await scene.called(str(number))
-        await scene.answer(taken, "x")
-        await scene.ended(str(number))
+        taken = await scene.answered(str(number))
 
     async def is_short() -> bool:
-        return int(await scene.probe.run("XLEN", scene.keys.replies(taken.request["agent"]))) < 10
+        return int(await scene.probe.run("XLEN", scene.keys.replies(taken.agent))) < 10
 
     await until(is_short, 5.0, "the reply stream grows")
 

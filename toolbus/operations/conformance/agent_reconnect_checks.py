@@ -20,8 +20,7 @@ def _publishes(words: list[bytes]) -> bool:
 
 async def _refused(scene: AgentScene, error: str) -> None:
     """Refuse a flush with an error; its calls are to be published and answered all the same."""
-    await scene.answer(await scene.called("first"))
-    await scene.ended("first")
+    await scene.answered("first")
     scene.proxy.plan(_publishes, "refuse", error)
     taken = await scene.called("refused")
     if not scene.proxy.done:
@@ -33,15 +32,10 @@ async def _refused(scene: AgentScene, error: str) -> None:
 @RECONNECTS.check("A26", 2)
 async def hides_equal_runs(scene: AgentScene) -> None:
     """A later attempt with the same text goes on where the old one stood, without a reset."""
-    taken = await scene.called()
-    await scene.send(taken, {"seq": 0, "response": "the same "})
-    await until(lambda: scene.has_text("1", "the same "), 5.0, "the text of the first run was not told")
-    await scene.send(
-        taken,
-        {"run": "second", "attempt": 2, "seq": 0, "response": "the "},
-        {"run": "second", "attempt": 2, "seq": 1, "response": "same text"},
-    )
-    await scene.send(taken, {"run": "second", "attempt": 2, "seq": 2, "kind": "end", "end_of_stream": True})
+    taken = await scene.streamed("the same ")
+    again = {"run": "second", "attempt": 2}
+    await scene.send(taken, {**again, "seq": 0, "response": "the "}, {**again, "seq": 1, "response": "same text"})
+    await scene.send(taken, {**again, "seq": 2, "kind": "end", "end_of_stream": True})
     await scene.ended_as("1", "the same text", None)
     if any(event.get("reset") for event in scene.events["1"]):
         raise Broken("it told a reset although the text is the same")
@@ -76,7 +70,7 @@ async def ends_at_malformed_frames(scene: AgentScene) -> None:
 async def makes_its_stream_again(scene: AgentScene) -> None:
     """When its reply stream is lost it makes it again, and reads it from the start."""
     taken = await scene.called()
-    stream = scene.keys.replies(taken.request["agent"])
+    stream = scene.keys.replies(taken.agent)
     await scene.probe.run("DEL", stream)
     await until(lambda: scene.exists(stream), 20.0, "the reply stream was not made again")
     await scene.answer(taken, "after the loss")
@@ -122,25 +116,15 @@ async def looks_at_the_token(scene: AgentScene) -> None:
 async def leaves_out_unreadable_tools(scene: AgentScene) -> None:
     """It reads a publication tool by tool: one with an impossible value is left out, and the others can be called."""
     await scene.found(f"{SERVICE}-echo", SERVICE, 10.0)
-    whole = json.loads(scene.publication("conformance-mixed", "conformance-wrong", "conformance-right"))
-    whole["tools"][0]["effect"] = "sometimes"
-    await scene.register("conformance-mixed", "conformance-wrong", "conformance-right", document=json.dumps(whole).encode())
+    await scene.register("conformance-mixed", "conformance-wrong", "conformance-right", first={"effect": "sometimes"})
     await scene.found("conformance-right", "conformance-mixed", LEASE)
-    await scene.call("wrong", service="", tool="conformance-wrong", timeout=3.0)
-
-    async def has_ended() -> bool:
-        if await scene.request_of("conformance-mixed"):
-            raise Broken("it called a tool whose effect it can't know")
-        return any("end" in event for event in scene.events.get("wrong", []))
-
-    await until(has_ended, 10.0, "a call of a tool that is left out does not end")
+    await _is_omitted(scene, "of a tool whose effect it can't know", "conformance-mixed", tool="conformance-wrong")
 
 
 @RECONNECTS.check("A36", 2)
 async def publishes_once(scene: AgentScene) -> None:
     """A flush that a lost connection left open is written again under its number: its calls are published once, and answered."""
-    await scene.answer(await scene.called("first"))
-    await scene.ended("first")
+    await scene.answered("first")
     for fault in ("cut before", "cut after"):
         scene.proxy.plan(_publishes, fault)
         taken = await scene.called(fault)
@@ -150,8 +134,7 @@ async def publishes_once(scene: AgentScene) -> None:
         await scene.answer(taken, "fine")
         await scene.ended_as(fault, "fine", None)
         # Whatever was written again came before this one.
-        await scene.answer(await scene.called(f"after {fault}"))
-        await scene.ended(f"after {fault}")
+        await scene.answered(f"after {fault}")
         if again := await scene.request_of(SERVICE):
             raise Broken(f"the call was published twice; once more as {again.entry}, with the id {again.id}")
 
@@ -159,9 +142,7 @@ async def publishes_once(scene: AgentScene) -> None:
 @RECONNECTS.check("A37", 2)
 async def reads_on(scene: AgentScene) -> None:
     """When a connection ends in the middle of a read, it reads on behind the entry that it read last: nothing is lost or told twice."""
-    taken = await scene.called()
-    await scene.send(taken, {"seq": 0, "response": "one "})
-    await until(lambda: scene.has_text("1", "one "), 5.0, "the first piece was not told")
+    taken = await scene.streamed("one ")
     scene.proxy.plan(lambda words: words[0].upper() == b"XREAD", "cut within")
     await scene.send(taken, {"seq": 1, "response": "two "})
     for _ in range(100):
@@ -219,7 +200,7 @@ async def _is_omitted(scene: AgentScene, name: str, queue: str, **more: Any) -> 
     async def has_ended() -> bool:
         if await scene.request_of(queue):
             raise Broken(f"it published the call {name!r}")
-        return any("end" in event for event in scene.events.get(name, []))
+        return bool(scene.ends(name))
 
     await until(has_ended, 10.0, f"the call {name!r} does not end")
     if not (await scene.ended(name)).get("error"):
@@ -252,9 +233,7 @@ async def checks_arguments(scene: AgentScene) -> None:
 async def hides_tenants(scene: AgentScene) -> None:
     """A tool with `tenants` is hidden from other users."""
     await scene.answer(await scene.found(f"{SERVICE}-echo", SERVICE, 10.0))
-    whole = json.loads(scene.publication("conformance-tenants", "conformance-private", "conformance-public"))
-    whole["tools"][0]["tenants"] = [TENANT]
-    await scene.register("conformance-tenants", "conformance-private", "conformance-public", document=json.dumps(whole).encode())
+    await scene.register("conformance-tenants", "conformance-private", "conformance-public", first={"tenants": [TENANT]})
     await scene.answer(await scene.found("conformance-public", "conformance-tenants", LEASE))
     private: dict[str, Any] = {"service": "", "tool": "conformance-private"}
     await scene.answer(await scene.called("of its tenant", queue="conformance-tenants", user=TENANT, **private), "fine")
@@ -273,8 +252,7 @@ async def names_open_flushes(scene: AgentScene) -> None:
             flushes.append((words[3 + int(words[2]) :], scene.proxy.withheld))
         return _publishes(words)
 
-    await scene.answer(await scene.called("first"))
-    await scene.ended("first")
+    await scene.answered("first")
     scene.proxy.plan(is_flush, "late", after=1.0)
     scene.proxy.plan(is_flush, "late")
     for name in ("open", "behind"):

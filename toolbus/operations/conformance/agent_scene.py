@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import time
+from collections.abc import Mapping
 from typing import Any, Self
 
 import msgspec
@@ -16,7 +16,7 @@ from toolbus.bus.values.descriptors import parse_service, parse_tool
 from toolbus.bus.values.settings import Settings
 from toolbus.operations.conformance.checks import Broken, until
 from toolbus.operations.conformance.proxy import Proxy, each_value, words_of
-from toolbus.operations.conformance.scene import MOST_WRITTEN, SERVICE, STARTS, TOO_MUCH, Program, Scene, shown
+from toolbus.operations.conformance.scene import MOST_WRITTEN, SERVICE, STARTS, TOO_MUCH, Program, Scene, fields_of, shown
 
 
 class Taken(msgspec.Struct):
@@ -136,35 +136,42 @@ class AgentScene(Scene):
 
     # -- the services that are played -------------------------------------------------------------
 
-    def publication(self, service: str, *tools: str, **more: Any) -> bytes:
+    def publication(self, service: str, *tools: str, effect: str = "read", sticky: bool = False, first: Mapping[str, object] = {}) -> bytes:
         """Return the publication of a service whose tools take a text.
 
         Args:
             service: its id.
             *tools: names of its tools.
-            **more: ``effect`` of the tools, and ``sticky`` for a service with sticky-sessions.
+            effect: of the tools.
+            sticky: it is a service with sticky-sessions.
+            first: fields of the first tool, which need not be right.
         """
-        described = {"type": "tool-service", "description": "Return a text.", "service": service, "effect": more.get("effect", "read")}
-        parsed = parse_service({"id": service, "sticky_sessions": bool(more.get("sticky"))})
+        described = {"type": "tool-service", "description": "Return a text.", "service": service, "effect": effect}
+        parsed = parse_service({"id": service, "sticky_sessions": sticky})
         text = {"name": "text", "type": "string", "description": "a text", "required": True}
-        found = [parse_tool({**described, "name": name, "arguments": [text]}, parsed) for name in tools]
+        found = msgspec.to_builtins([parse_tool({**described, "name": name, "arguments": [text]}, parsed) for name in tools])
+        found[0].update(first)
         return msgspec.json.encode({"service": parsed, "tools": found, "owner": "kit", "digest": "d"})
 
-    async def register(self, service: str, *tools: str, document: bytes = b"", **more: Any) -> str:
-        """Publish a service as a worker that never leaves, and return its instance.
-
-        Args:
-            service: its id.
-            *tools: names of its tools.
-            document: the publication, instead of one that is made of the others.
-            **more: see ``publication``.
-        """
+    async def register(self, service: str, *tools: str, **more: Any) -> str:
+        """Publish a service as a worker that never leaves, and return its instance; the arguments are those of ``publication``."""
         keys, instance, lease = self.keys, secrets.token_hex(16), 3_600_000
         tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log)
         own = (keys.instances(service), keys.queue(service), keys.fence(service), keys.cancelled(service))
         common = (keys.prefix, secrets.token_hex(6), lease, 60_000)
-        whole = document or self.publication(service, *tools, **more)
-        args = (service, instance, "kit", "d", whole, lease, secrets.token_hex(8), "", service, 0, *tools)
+        args = (
+            service,
+            instance,
+            "kit",
+            "d",
+            self.publication(service, *tools, **more),
+            lease,
+            secrets.token_hex(8),
+            "",
+            service,
+            0,
+            *tools,
+        )
         answer = await self.probe.script(scripts.REGISTER, (*tables, *own), *common, *args)
         if answer[0] != b"ok":
             raise Broken(f"the kit can't register its service: {answer}")
@@ -205,12 +212,26 @@ class AgentScene(Scene):
         """
         arguments = {} if text is None else {"text": text}
         asked = {"call": name, "service": service, "tool": tool, "arguments": arguments, "timeout": timeout, **more}
-        await self._tell({key: value for key, value in asked.items() if value != ""})
+        await self.tell(**{key: value for key, value in asked.items() if value != ""})
 
     async def called(self, name: str = "1", text: str = "x", *, queue: str = SERVICE, **more: Any) -> Taken:
         """Tell the agent to call a tool, and return its request."""
         await self.call(name, text, **more)
         return await self.taken(queue)
+
+    async def answered(self, name: str = "1") -> Taken:
+        """Tell the agent to call a tool, answer its request, and return that when the agent has told the end."""
+        taken = await self.called(name)
+        await self.answer(taken)
+        await self.ended(name)
+        return taken
+
+    async def streamed(self, text: str, *, name: str = "1", **more: Any) -> Taken:
+        """Tell the agent to call a tool, send text for its request, and return that when the agent has told the text."""
+        taken = await self.called(name, **more)
+        await self.send(taken, {"seq": 0, "response": text})
+        await until(lambda: self.has_text(name, text), 5.0, f"the first text of call {name!r} was not told before more came")
+        return taken
 
     async def found(self, tool: str, queue: str, within: float) -> Taken:
         """Return the request of a call by a tool's name, which is made again and again until the agent knows the tool.
@@ -218,37 +239,28 @@ class AgentScene(Scene):
         Raises:
             Broken: the agent does not come to know it.
         """
-        end, number, name = time.monotonic() + within, 0, ""
-        while time.monotonic() < end:
+        names: list[str] = []
+
+        async def request() -> Taken | None:
             self.check_alive()
-            if not name or any("end" in event for event in self.events.get(name, [])):
-                name, number = f"{tool} {number}", number + 1
-                await self.call(name, service="", tool=tool, timeout=within + 10.0)
-            if found := await self.request_of(queue):
-                return found
-            await asyncio.sleep(0.02)
-        raise Broken(f"it does not know the tool {tool!r} {within:g} s after it was published")
+            if not names or self.ends(names[-1]):
+                names.append(f"{tool} {len(names)}")
+                await self.call(names[-1], service="", tool=tool, timeout=within + 10.0)
+            return await self.request_of(queue)
 
-    async def cancel(self, name: str) -> None:
-        """Tell the agent to cancel a call."""
-        await self._tell({"cancel": name})
+        return await until(request, within, f"it does not know the tool {tool!r}, which was published")
 
-    async def close_session(self, user: str, session: str) -> None:
-        """Tell the agent to close a session."""
-        await self._tell({"close": session, "user": user})
-
-    async def leave(self) -> int:
-        """Close the agent's standard input and return its exit code."""
+    async def leave(self) -> None:
+        """Close the agent's standard input, and wait for its end."""
         if self._agent is None or self._agent.stdin is None:
             raise Broken("the agent does not run")
         self._agent.stdin.close()
-        code = await self.exit_code_of(10.0)
-        if code is None:
+        if await self.exit_code_of(10.0) is None:
             raise Broken("it did not end within 10 s of the end of its input")
         await self.end()
-        return code
 
-    async def _tell(self, what: dict[str, Any]) -> None:
+    async def tell(self, **what: object) -> None:
+        """Write a line to the agent."""
         if self._agent is None or self._agent.stdin is None:
             raise Broken("the agent does not run")
         try:
@@ -280,6 +292,10 @@ class AgentScene(Scene):
             self.events.setdefault(event["call"], []).append(event)
         except (ValueError, KeyError, TypeError, RecursionError):
             self._wrong = f"it wrote a line that is no event: {line[:100]!r}"
+
+    def ends(self, name: str) -> list[dict[str, Any]]:
+        """Return the ends that the agent has told of a call."""
+        return [event["end"] for event in self.events.get(name, []) if "end" in event]
 
     def text(self, name: str) -> str:
         """Return the text that the agent has told of a call since its last reset."""
@@ -314,7 +330,7 @@ class AgentScene(Scene):
 
         async def found() -> list[dict[str, Any]]:
             self.check_alive()
-            return [event["end"] for event in self.events.get(name, []) if "end" in event]
+            return self.ends(name)
 
         ends = await until(found, within, f"the agent told no end of call {name!r}")
         if len(ends) != 1:
@@ -363,7 +379,7 @@ class AgentScene(Scene):
         self.has_begun = True
         entry, flat = entries[0]
         self._seen[service] = entry.decode()
-        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        fields = fields_of(flat)
         try:
             request = json.loads(fields[b"r"].decode("utf-8"))
             due = int(fields[b"d"])

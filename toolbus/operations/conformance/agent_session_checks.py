@@ -10,7 +10,7 @@ from typing import Any
 
 from toolbus.bus.broker.server.keys import session_digest
 from toolbus.operations.conformance.agent_scene import AgentScene, Ear, Taken
-from toolbus.operations.conformance.checks import Broken, Table, until
+from toolbus.operations.conformance.checks import Broken, Table, until, until_not
 from toolbus.operations.conformance.scene import LEASE, SERVICE
 
 SESSIONS = Table[AgentScene]()
@@ -82,21 +82,13 @@ async def leaves_shared_calls(scene: AgentScene) -> None:
     """A cancelled shared call goes on while others wait for it; the last one that cancels takes it out of the queue."""
     taken = await scene.called("first", key="one key")
     await _joined(scene)
-    await scene.cancel("first")
+    await scene.tell(cancel="first")
     await scene.ended_as("first", None, "cancelled", within=3.0)
-
-    async def is_one() -> bool:
-        return not await _two_share(scene)
-
-    await until(is_one, 3.0, "the record of the key still has the caller that cancelled")
+    await until_not(lambda: _two_share(scene), 3.0, "the record of the key still has the caller that cancelled")
     if not await scene.waits(taken.entry):
         raise Broken("the request is out of the queue although another caller waits for it")
-    await scene.cancel("second")
-
-    async def is_out() -> bool:
-        return not await scene.waits(taken.entry)
-
-    await until(is_out, 3.0, "the request is in the queue although nobody waits for it")
+    await scene.tell(cancel="second")
+    await until_not(lambda: scene.waits(taken.entry), 3.0, "the request is in the queue although nobody waits for it")
 
 
 @SESSIONS.check("A46", 3)
@@ -155,7 +147,7 @@ async def closes_sessions(scene: AgentScene) -> None:
     async with Ear(scene.port, scene.keys.wake(_STICKY)) as ear:
         await scene.answer(await _in_session(scene, "1"))
         await scene.ended("1")
-        await scene.close_session("kit", "s")
+        await scene.tell(close="s", user="kit")
 
         async def is_published() -> bool:
             return any(word.startswith("end ") and json.loads(word[4:]) == ["kit", "s"] for word in ear.heard)
@@ -184,7 +176,7 @@ async def waits_for_people(scene: AgentScene) -> None:
     await scene.send(taken, {"seq": 0, "kind": "confirm", "confirm": asked})
     await asyncio.sleep(2.5)
     scene.check_alive()
-    if any("end" in event for event in scene.events.get("1", [])):
+    if scene.ends("1"):
         raise Broken("the call's time went on while its handler waited for a person")
     await scene.send(taken, {"seq": 1, "kind": "confirm", "confirm": {"id": "a" * 32, "allowed": True}})
     await scene.send(taken, {"seq": 2, "kind": "end", "end_of_stream": True, "response": "allowed"})
