@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -275,6 +275,10 @@ _LEASE = 2.0
 _MANY_ROUND_TRIPS = 20.0
 
 
+# A finding's state, and what was found.
+_Found = tuple[str, str]
+
+
 class Trials:
     """The trials of one deployment. They have a service of their own, which is gone at the end."""
 
@@ -290,15 +294,11 @@ class Trials:
             yield await self._server()
             async with Worker(service, settings=self._settings), ToolBus(settings=self._settings) as bus:
                 await bus.wait_for_tool(f"{self._id}-echo", timeout=_PATIENCE)
-                trials: tuple[tuple[str, Callable[[], Awaitable[Finding]]], ...] = (
-                    ("call", lambda: self._call(bus)),
-                    ("calls at once", lambda: self._calls(bus)),
-                    ("stream", lambda: self._stream(bus)),
-                    ("cancellation", lambda: self._cancel(bus, service)),
-                )
-                for name, trial in trials:
-                    yield await _tried(name, trial)
-            yield await _tried("lease", self._takeover)
+                yield await _tried("call", self._call(bus))
+                yield await _tried("calls at once", self._calls(bus))
+                yield await _tried("stream", self._stream(bus))
+                yield await _tried("cancellation", self._cancel(bus, service))
+            yield await _tried("lease", self._takeover())
             async with Admin(self._settings) as admin:
                 await admin.forget(self._id)
         except ToolbusError as error:
@@ -309,41 +309,39 @@ class Trials:
             self._round_trip = (await admin.health()).latency_ms
         return Finding("round trip", "ok", f"{self._round_trip:.2f} ms to the server (median of 50)")
 
-    async def _call(self, bus: ToolBus) -> Finding:
+    async def _call(self, bus: ToolBus) -> _Found:
         times = []
         for number in range(_CALLS):
             started = time.perf_counter()
             result = await bus.call(f"{self._id}-echo", {"n": number}, timeout=_PATIENCE)
             times.append((time.perf_counter() - started) * 1000)
             if result.output != str(number):
-                return Finding("call", "fail", _wrong(result, str(number)))
+                return "fail", _wrong(result, str(number))
         middle, slow = statistics.median(times), sorted(times)[int(_CALLS * 0.99)]
         trips = middle / max(self._round_trip, 0.001)
         found = f"{middle:.2f} ms (median of {_CALLS}), 99 % within {slow:.2f} ms; {trips:.1f} round trips"
-        return Finding("call", "warn" if trips > _MANY_ROUND_TRIPS and middle > 1 else "ok", found)
+        return "warn" if trips > _MANY_ROUND_TRIPS and middle > 1 else "ok", found
 
-    async def _calls(self, bus: ToolBus) -> Finding:
+    async def _calls(self, bus: ToolBus) -> _Found:
         started = time.perf_counter()
         results = await asyncio.gather(*(bus.call(f"{self._id}-echo", {"n": n}, timeout=_PATIENCE) for n in range(_AT_ONCE * 8)))
         seconds = time.perf_counter() - started
         wrong = [_wrong(result, str(number)) for number, result in enumerate(results) if result.output != str(number)]
         if wrong:
-            return Finding("calls at once", "fail", f"{len(wrong)} of {len(results)}: {wrong[0]}")
-        return Finding(
-            "calls at once", "ok", f"{len(results)} in {seconds * 1000:.0f} ms, {len(results) / seconds:,.0f} calls/s of one process"
-        )
+            return "fail", f"{len(wrong)} of {len(results)}: {wrong[0]}"
+        return "ok", f"{len(results)} in {seconds * 1000:.0f} ms, {len(results) / seconds:,.0f} calls/s of one process"
 
-    async def _stream(self, bus: ToolBus) -> Finding:
+    async def _stream(self, bus: ToolBus) -> _Found:
         started, first, text = time.perf_counter(), 0.0, ""
         async with bus.stream(f"{self._id}-count", {"n": _CHUNKS}, timeout=_PATIENCE) as call:
             async for piece in call:
                 first = first or time.perf_counter() - started
                 text += piece
         if text != "".join(f"{number} " for number in range(_CHUNKS)):
-            return Finding("stream", "fail", f"{len(text.split())} of {_CHUNKS} pieces arrived in order")
-        return Finding("stream", "ok", f"{_CHUNKS} pieces whole, the first after {first * 1000:.2f} ms")
+            return "fail", f"{len(text.split())} of {_CHUNKS} pieces arrived in order"
+        return "ok", f"{_CHUNKS} pieces whole, the first after {first * 1000:.2f} ms"
 
-    async def _cancel(self, bus: ToolBus, service: Diagnosis) -> Finding:
+    async def _cancel(self, bus: ToolBus, service: Diagnosis) -> _Found:
         async with bus.stream(f"{self._id}-wait", {}, timeout=_PATIENCE) as call:
             async for _ in call:
                 break
@@ -351,9 +349,9 @@ class Trials:
         # Leaving the context cancels the call.
         async with asyncio.timeout(_PATIENCE):
             await service.cancelled.wait()
-        return Finding("cancellation", "ok", f"reached the handler after {(time.perf_counter() - started) * 1000:.2f} ms")
+        return "ok", f"reached the handler after {(time.perf_counter() - started) * 1000:.2f} ms"
 
-    async def _takeover(self) -> Finding:
+    async def _takeover(self) -> _Found:
         """Let a worker process die with a call, and another one answer."""
         environment = {
             **os.environ,
@@ -384,8 +382,8 @@ class Trials:
                 process.kill()
                 await process.wait()
         if result.output != "attempt 2":
-            return Finding("lease", "fail", _wrong(result, "attempt 2"))
-        return Finding("lease", "ok", f"a killed worker's call was answered by another after {taken:.1f} s (lease {_LEASE:g} s)")
+            return "fail", _wrong(result, "attempt 2")
+        return "ok", f"a killed worker's call was answered by another after {taken:.1f} s (lease {_LEASE:g} s)"
 
     async def _gone(self, bus: ToolBus) -> None:
         """Wait until the dead worker has been swept out of the registry, so that nothing of the trials stays in it."""
@@ -394,9 +392,9 @@ class Trials:
                 await bus.tools.catalogue.wait(lambda: self._id not in bus.services)
 
 
-async def _tried(name: str, trial: Callable[[], Awaitable[Finding]]) -> Finding:
+async def _tried(name: str, trial: Awaitable[_Found]) -> Finding:
     try:
-        return await trial()
+        return Finding(name, *await trial)
     except ToolbusError as error:
         return Finding(name, "fail", str(error))
     except TimeoutError:
