@@ -7,7 +7,7 @@ import re
 import time
 
 from toolbus.operations.conformance.agent_reconnect_checks import RECONNECTS
-from toolbus.operations.conformance.agent_scene import AgentScene, Ear
+from toolbus.operations.conformance.agent_scene import AgentScene, Ear, end
 from toolbus.operations.conformance.agent_session_checks import SESSIONS
 from toolbus.operations.conformance.checks import Broken, Table, until, until_not
 from toolbus.operations.conformance.scene import SERVICE, fields_of
@@ -101,8 +101,7 @@ async def tells_them_apart(scene: AgentScene) -> None:
         await scene.call(name, name)
     taken = [await scene.taken() for _ in "abc"]
     for each in reversed(taken):
-        stranger = {"id": "0" * 32, "seq": 0, "kind": "end", "end_of_stream": True, "response": "of another call"}
-        await scene.send(each, stranger)
+        await scene.send(each, end(0, id="0" * 32, response="of another call"))
         await scene.answer(each, response=str(each.request["arguments"]["text"]) * 2)
     for name in "abc":
         await scene.ended_as(name, name * 2, None)
@@ -112,8 +111,7 @@ async def tells_them_apart(scene: AgentScene) -> None:
 async def knows_absent_services(scene: AgentScene) -> None:
     """A call to a service that nobody serves ends at once as unavailable or not_found."""
     await scene.call("1", service="nobody", tool="nothing")
-    end = await scene.ended("1", 10.0)
-    kind = (end.get("error") or {}).get("type")
+    kind = ((await scene.ended("1")).get("error") or {}).get("type")
     if kind not in {"unavailable", "not_found"}:
         raise Broken(f"it ended as {kind}")
 
@@ -184,7 +182,7 @@ async def leaves(scene: AgentScene) -> None:
 async def streams(scene: AgentScene) -> None:
     """Text is told piece by piece, also when a frame has several pieces in `texts`."""
     taken = await scene.streamed("one ")
-    await scene.send(taken, {"seq": 1, "texts": ["two ", "three "]}, {"seq": 2, "kind": "end", "end_of_stream": True})
+    await scene.send(taken, {"seq": 1, "texts": ["two ", "three "]}, end(2))
     await scene.ended_as("1", "one two three ", None)
 
 
@@ -192,10 +190,9 @@ async def streams(scene: AgentScene) -> None:
 async def drops_repeats(scene: AgentScene) -> None:
     """A frame with a seq that was seen is dropped."""
     taken = await scene.called()
-    await scene.send(
-        taken, {"seq": 0, "response": "a"}, {"seq": 0, "response": "a"}, {"seq": 1, "response": "b"}, {"seq": 0, "response": "a"}
-    )
-    await scene.send(taken, {"seq": 1, "response": "b"}, {"seq": 2, "kind": "end", "end_of_stream": True})
+    a, b = {"seq": 0, "response": "a"}, {"seq": 1, "response": "b"}
+    await scene.send(taken, a, a, b, a)
+    await scene.send(taken, b, end(2))
     await scene.ended_as("1", "ab", None)
     if scene.text("1") != "ab":
         raise Broken(f"the pieces that it told are {scene.text('1')!r}")
@@ -205,7 +202,7 @@ async def drops_repeats(scene: AgentScene) -> None:
 async def waits_for_missing_frames(scene: AgentScene) -> None:
     """Frames that skip a seq are held back until those before them have come."""
     taken = await scene.called()
-    await scene.send(taken, {"seq": 1, "response": "b"}, {"seq": 2, "kind": "end", "end_of_stream": True})
+    await scene.send(taken, {"seq": 1, "response": "b"}, end(2))
     await asyncio.sleep(0.2)
     if scene.text("1"):
         raise Broken(f"it told {scene.text('1')!r} before the first piece had come")
@@ -218,8 +215,8 @@ async def follows_new_runs(scene: AgentScene) -> None:
     """A later attempt replaces the run: text that differs starts anew after a reset, and late frames of the old run are dropped."""
     taken = await scene.streamed("old text")
     await scene.send(taken, {"run": "second", "attempt": 2, "seq": 0, "response": "new"})
-    await scene.send(taken, {"seq": 1, "response": " and late"}, {"seq": 2, "kind": "end", "end_of_stream": True})
-    await scene.send(taken, {"run": "second", "attempt": 2, "seq": 1, "kind": "end", "end_of_stream": True})
+    await scene.send(taken, {"seq": 1, "response": " and late"}, end(2))
+    await scene.send(taken, end(1, run="second", attempt=2))
     await scene.ended_as("1", "new", None)
     if scene.text("1") != "new" or not any(event.get("reset") for event in scene.events["1"]):
         raise Broken(f"without a reset it told {[event.get('text') for event in scene.events['1']]}")
@@ -230,10 +227,10 @@ async def ignores_earlier_attempts(scene: AgentScene) -> None:
     """A run of an earlier attempt than the current one is ignored; a later epoch counts more than an attempt."""
     taken = await scene.called()
     await scene.send(taken, {"attempt": 3, "seq": 0, "response": "third"})
-    await scene.send(taken, {"run": "second", "attempt": 2, "seq": 0, "kind": "end", "end_of_stream": True, "response": "second"})
+    await scene.send(taken, end(0, run="second", attempt=2, response="second"))
     await scene.send(taken, {"run": "next", "epoch": 1, "attempt": 1, "seq": 0, "response": "next epoch"})
-    await scene.send(taken, {"attempt": 3, "seq": 1, "kind": "end", "end_of_stream": True})
-    await scene.send(taken, {"run": "next", "epoch": 1, "attempt": 1, "seq": 1, "kind": "end", "end_of_stream": True})
+    await scene.send(taken, end(1, attempt=3))
+    await scene.send(taken, end(1, run="next", epoch=1, attempt=1))
     await scene.ended_as("1", "next epoch", None)
 
 
@@ -242,7 +239,7 @@ async def takes_resets(scene: AgentScene) -> None:
     """A frame `reset` voids the text that came before it."""
     taken = await scene.called()
     await scene.send(taken, {"seq": 0, "response": "void"}, {"seq": 1, "kind": "reset"}, {"seq": 2, "response": "valid"})
-    await scene.send(taken, {"seq": 3, "kind": "end", "end_of_stream": True})
+    await scene.send(taken, end(3))
     await scene.ended_as("1", "valid", None)
 
 
@@ -251,7 +248,7 @@ async def joins_long_output(scene: AgentScene) -> None:
     """Pieces of kind `output` are the output of the call."""
     taken = await scene.called()
     await scene.send(taken, {"seq": 0, "kind": "output", "response": "first "}, {"seq": 1, "kind": "output", "response": "second"})
-    await scene.send(taken, {"seq": 2, "kind": "end", "end_of_stream": True})
+    await scene.send(taken, end(2))
     await scene.ended_as("1", "first second", None)
 
 
@@ -262,7 +259,7 @@ async def counts_other_kinds(scene: AgentScene) -> None:
     await scene.send(taken, {"seq": 0, "kind": "start"}, {"seq": 1, "response": "a"})
     await scene.send(taken, {"seq": 2, "kind": "progress", "progress": {"done": 1, "total": 2, "message": "half"}})
     await scene.send(taken, {"seq": 3, "kind": "blob", "blob": {"media_type": "image/png", "data": "AAAA"}}, {"seq": 4, "response": "b"})
-    await scene.send(taken, {"seq": 5, "kind": "end", "end_of_stream": True})
+    await scene.send(taken, end(5))
     await scene.ended_as("1", "ab", None)
 
 
@@ -273,7 +270,7 @@ async def ends_once(scene: AgentScene) -> None:
     await scene.answer(taken, "the result")
     await scene.ended_as("1", "the result", None)
     told = len(scene.events["1"])
-    late = {"seq": 0, "kind": "end", "end_of_stream": True, "response": "late"}
+    late = end(0, response="late")
     await scene.send(taken, {"seq": 2, "response": "late"}, {**late, "seq": 3}, {**late, "run": "later", "attempt": 2})
     await scene.answered("2")
     if len(scene.events["1"]) > told:
@@ -288,7 +285,7 @@ async def cancels(scene: AgentScene) -> None:
     await scene.ended_as("waits", None, "cancelled", within=3.0)
     await until_not(lambda: scene.waits(waiting.entry), 3.0, "a cancelled request that nobody had taken is still in the queue")
     running = await scene.called("runs")
-    await scene.take(running)
+    await scene.take()
     await scene.tell(cancel="runs")
     await scene.ended("runs", 3.0)
     problem = "a cancelled call that a worker has is not in `cancelled:`"
@@ -310,7 +307,7 @@ async def cancels_at_its_timeout(scene: AgentScene) -> None:
         problem = "a request that nobody had taken is still in the queue after its time"
         await until_not(lambda: scene.waits(waiting.entry), 3.0, problem)
         running = await scene.called("runs", timeout=0.8)
-        await scene.take(running)
+        await scene.take()
         await scene.ended("runs", 5.0)
 
         async def is_published() -> bool:

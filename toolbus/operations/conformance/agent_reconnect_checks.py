@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from toolbus.operations.conformance.agent_scene import AgentScene
+from toolbus.operations.conformance.agent_scene import AgentScene, end
 from toolbus.operations.conformance.checks import TENANT, Broken, Table, until
 from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
 
@@ -35,7 +35,7 @@ async def hides_equal_runs(scene: AgentScene) -> None:
     taken = await scene.streamed("the same ")
     again = {"run": "second", "attempt": 2}
     await scene.send(taken, {**again, "seq": 0, "response": "the "}, {**again, "seq": 1, "response": "same text"})
-    await scene.send(taken, {**again, "seq": 2, "kind": "end", "end_of_stream": True})
+    await scene.send(taken, end(2, **again))
     await scene.ended_as("1", "the same text", None)
     if any(event.get("reset") for event in scene.events["1"]):
         raise Broken("it told a reset although the text is the same")
@@ -45,7 +45,7 @@ async def hides_equal_runs(scene: AgentScene) -> None:
 async def tells_gaps(scene: AgentScene) -> None:
     """When missing frames do not come, the call ends as outcome_unknown."""
     taken = await scene.called()
-    await scene.send(taken, {"seq": 0, "response": "a"}, {"seq": 2, "kind": "end", "end_of_stream": True})
+    await scene.send(taken, {"seq": 0, "response": "a"}, end(2))
     await scene.ended_as("1", None, "outcome_unknown", within=8.0)
 
 
@@ -54,7 +54,7 @@ async def waits_for_no_refused_frames(scene: AgentScene) -> None:
     """An end with the code `frames_refused` ends the call at once, also when frames before it are missing."""
     taken = await scene.called()
     error = {"type": "unavailable", "code": "frames_refused", "message": "too large"}
-    await scene.send(taken, {"seq": 0, "response": "a"}, {"seq": 5, "kind": "end", "end_of_stream": True, "error": error})
+    await scene.send(taken, {"seq": 0, "response": "a"}, end(5, error=error))
     await scene.ended_as("1", None, "unavailable", within=2.0)
 
 
@@ -62,7 +62,7 @@ async def waits_for_no_refused_frames(scene: AgentScene) -> None:
 async def ends_at_malformed_frames(scene: AgentScene) -> None:
     """An end that can't be read, but for its `id`, `run` and numbers, ends the call as outcome_unknown."""
     taken = await scene.called()
-    await scene.send(taken, {"seq": 0, "response": "a"}, {"seq": 1, "kind": "end", "end_of_stream": True, "error": "no object"})
+    await scene.send(taken, {"seq": 0, "response": "a"}, end(1, error="no object"))
     await scene.ended_as("1", None, "outcome_unknown", within=3.0)
 
 
@@ -153,7 +153,7 @@ async def reads_on(scene: AgentScene) -> None:
         await asyncio.sleep(0.05)
     else:
         raise Broken("it does not read with XREAD")
-    await scene.send(taken, {"seq": 3, "response": "four "}, {"seq": 4, "kind": "end", "end_of_stream": True})
+    await scene.send(taken, {"seq": 3, "response": "four "}, end(4))
     await scene.ended_as("1", "one two three four ", None)
     if scene.text("1") != "one two three four ":
         raise Broken(f"the pieces that it told are {scene.text('1')!r}")

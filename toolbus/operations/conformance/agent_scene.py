@@ -45,6 +45,11 @@ class Taken(msgspec.Struct):
         return str(self.request["agent"])
 
 
+def end(seq: int, **more: object) -> dict[str, Any]:
+    """Return the last frame of a run; ``more`` are further fields of it."""
+    return {"seq": seq, "kind": "end", "end_of_stream": True, **more}
+
+
 class Ear:
     """Hears what is published on a channel; use it with ``async with``."""
 
@@ -226,11 +231,11 @@ class AgentScene(Scene):
         await self.ended(name)
         return taken
 
-    async def streamed(self, text: str, *, name: str = "1", **more: Any) -> Taken:
-        """Tell the agent to call a tool, send text for its request, and return that when the agent has told the text."""
-        taken = await self.called(name, **more)
+    async def streamed(self, text: str) -> Taken:
+        """Tell the agent to make the call `1`, send text for its request, and return that when the agent has told the text."""
+        taken = await self.called()
         await self.send(taken, {"seq": 0, "response": text})
-        await until(lambda: self.has_text(name, text), 5.0, f"the first text of call {name!r} was not told before more came")
+        await until(lambda: self.has_text("1", text), 5.0, "the first text of the call was not told before more came")
         return taken
 
     async def found(self, tool: str, queue: str, within: float) -> Taken:
@@ -349,15 +354,15 @@ class AgentScene(Scene):
         Raises:
             Broken: it is another one, or none came.
         """
-        end = await self.ended(name, within)
-        found = end.get("error")
+        told = await self.ended(name, within)
+        found = told.get("error")
         kind = found.get("type") if isinstance(found, dict) else None
-        if kind != error or (text is not None and end.get("text") != text):
-            raise Broken(f"the call ended with {end.get('text')!r} and the error {kind}; expected were {text!r} and {error}")
+        if kind != error or (text is not None and told.get("text") != text):
+            raise Broken(f"the call ended with {told.get('text')!r} and the error {kind}; expected were {text!r} and {error}")
 
     # -- the worker that is played ----------------------------------------------------------------
 
-    async def taken(self, service: str = SERVICE, within: float = STARTS) -> Taken:
+    async def taken(self, service: str = SERVICE) -> Taken:
         """Return the next request of a service's queue.
 
         Raises:
@@ -368,7 +373,7 @@ class AgentScene(Scene):
             self.check_alive()
             return await self.request_of(service)
 
-        return await until(found, within, "no request came")
+        return await until(found, STARTS, "no request came")
 
     async def request_of(self, service: str) -> Taken | None:
         """Return the next request of a service's queue if there is one now."""
@@ -388,8 +393,8 @@ class AgentScene(Scene):
         server, after = (fields.get(name, b"").decode("utf-8", "replace") for name in (b"s", b"p"))
         return Taken(entry.decode(), request, due, server, after, secrets.token_hex(8))
 
-    async def take(self, taken: Taken, service: str = SERVICE) -> None:
-        """Have a worker that the kit plays take the requests of a queue, up to this one."""
+    async def take(self, service: str = SERVICE) -> None:
+        """Have a worker that the kit plays take the requests of a queue."""
         await self.probe.run("XREADGROUP", "GROUP", "g", "kit", "COUNT", 100, "STREAMS", self.keys.queue(service), ">")
 
     async def send(self, taken: Taken, *frames: dict[str, Any]) -> None:
@@ -403,8 +408,8 @@ class AgentScene(Scene):
         stream = self.keys.call(taken.id) if taken.request.get("shared") else self.keys.replies(taken.agent)
         await self.probe.run("XADD", stream, "NOMKSTREAM", "*", "f", document)
 
-    async def answer(self, taken: Taken, *texts: str, **end: Any) -> None:
-        """Answer a request with text and a successful end."""
+    async def answer(self, taken: Taken, *texts: str, **more: Any) -> None:
+        """Answer a request with text and an end, which is a successful one unless ``more`` says otherwise."""
         frames = [{"seq": number, "response": text} for number, text in enumerate(texts)]
-        await self.send(taken, *frames, {"seq": len(texts), "kind": "end", "end_of_stream": True, **end})
+        await self.send(taken, *frames, end(len(texts), **more))
         await self.probe.run("XDEL", self.keys.queue(taken.request["service"]), taken.entry)

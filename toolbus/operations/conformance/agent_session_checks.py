@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from toolbus.bus.broker.server.keys import session_digest
-from toolbus.operations.conformance.agent_scene import AgentScene, Ear, Taken
+from toolbus.operations.conformance.agent_scene import AgentScene, Ear, Taken, end
 from toolbus.operations.conformance.checks import Broken, Table, until, until_not
 from toolbus.operations.conformance.scene import LEASE, SERVICE
 
@@ -44,7 +44,8 @@ async def ends_with_unknown_outcomes(scene: AgentScene) -> None:
     once: dict[str, Any] = {"service": "", "tool": "conformance-once", "queue": "conformance-careful", "timeout": 1.0}
     await scene.called("waits", **once)
     await scene.ended_as("waits", None, "deadline_exceeded", within=5.0)
-    await scene.take(await scene.called("runs", **once), "conformance-careful")
+    await scene.called("runs", **once)
+    await scene.take("conformance-careful")
     await scene.ended_as("runs", None, "outcome_unknown", within=5.0)
 
 
@@ -58,7 +59,7 @@ async def shares(scene: AgentScene) -> None:
     await until(lambda: scene.has_text("first", "for "), 5.0, "the text of the call's own stream was not told")
     await scene.call("second", key="one key")
     await until(lambda: scene.has_text("second", "for "), 5.0, "who joins a call was not told what came before")
-    await scene.send(taken, {"seq": 1, "response": "both"}, {"seq": 2, "kind": "end", "end_of_stream": True})
+    await scene.send(taken, {"seq": 1, "response": "both"}, end(2))
     for name in ("first", "second"):
         await scene.ended_as(name, "for both", None)
     if await scene.request_of(SERVICE):
@@ -179,7 +180,7 @@ async def waits_for_people(scene: AgentScene) -> None:
     if scene.ends("1"):
         raise Broken("the call's time went on while its handler waited for a person")
     await scene.send(taken, {"seq": 1, "kind": "confirm", "confirm": {"id": "a" * 32, "allowed": True}})
-    await scene.send(taken, {"seq": 2, "kind": "end", "end_of_stream": True, "response": "allowed"})
+    await scene.send(taken, end(2, response="allowed"))
     await scene.ended_as("1", "allowed", None)
 
 
