@@ -166,12 +166,12 @@ async def _ends_for_its_version(scene: WorkerScene, waiting: str, about: str, *,
     """
 
     async def has_ended() -> bool:
-        has_ended = scene.worker.returncode is not None
-        if not has_ended and not may_register and await scene.instances():
+        is_over = scene.worker.returncode is not None
+        if not is_over and not may_register and await scene.instances():
             raise Broken(f"it registers although {about}")
         if waiting and await _is_taken(scene, waiting):
             raise Broken(f"it takes a request although {about}")
-        return has_ended
+        return is_over
 
     await until(has_ended, STARTS, f"it has not ended although {about}")
     if scene.worker.returncode == 0:
@@ -184,9 +184,7 @@ async def _ends_for_its_version(scene: WorkerScene, waiting: str, about: str, *,
 @LEAVING.check("W51", 2)
 async def checks_the_namespace(scene: WorkerScene) -> None:
     """It reads `P format` before it registers (again) and first takes: it ends if it can't speak that version, or the one raised to."""
-    proxy = Proxy(scene.port)
-    await proxy.start()
-    try:
+    async with scene.proxy() as proxy:
         # One that answers has looked for the first time.
         await scene.call_echo("before")
         instance = await scene.only_instance()
@@ -211,10 +209,7 @@ async def checks_the_namespace(scene: WorkerScene) -> None:
         await until(publishes, STARTS, "it publishes nothing")
         await scene.probe.run("HSET", scene.keys.format, "raising", 9)
         await _ends_for_its_version(scene, waiting, "it was raised to version 9 before it took anything", may_register=True)
-    finally:
         await scene.probe.run("DEL", scene.keys.format, scene.queue)
-        await proxy.close()
-        await scene.kill_worker()
     if "9" not in re.findall(r"\d+", scene.program.output()):
         raise Broken("it did not say that the namespace is of version 9")
 

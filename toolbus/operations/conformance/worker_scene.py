@@ -208,7 +208,7 @@ class WorkerScene(RegisteredWorker):
         holder, _, _ = await self.holder(sent)
         return holder == f"~to:{worker}"
 
-    async def move(self, sent: Sent, to: str, deliveries: int = 2) -> bool:
+    async def move(self, sent: Sent, to: str) -> bool:
         """Move an entry from the worker to another. As with every script that does so, who loses it gets another counter in the fence.
 
         Returns:
@@ -217,9 +217,9 @@ class WorkerScene(RegisteredWorker):
         mine, _, _ = await self.holder(sent)
         moved = await self.probe.run(
             "EVAL",
-            "if #redis.call('XCLAIM', KEYS[1], 'g', ARGV[2], 0, ARGV[3], 'RETRYCOUNT', ARGV[4], 'JUSTID') == 0 then return 0 end "
-            "redis.call('HSET', KEYS[2], 'c:' .. ARGV[1], ARGV[5]) return 1",
-            2, self.queue, self.fence, mine, to, sent.entry, deliveries, secrets.token_hex(8),
+            "if #redis.call('XCLAIM', KEYS[1], 'g', ARGV[2], 0, ARGV[3], 'RETRYCOUNT', 2, 'JUSTID') == 0 then return 0 end "
+            "redis.call('HSET', KEYS[2], 'c:' .. ARGV[1], ARGV[4]) return 1",
+            2, self.queue, self.fence, mine, to, sent.entry, secrets.token_hex(8),
         )  # fmt: skip
         return bool(moved)
 
@@ -400,9 +400,9 @@ class WorkerScene(RegisteredWorker):
         if error := error_of(frames):
             raise Broken(f"the call of another agent, whose frames are read, ended as {error}")
 
-    async def taken_over(self, sent: Sent, news: str = "dead") -> Frames:
-        """Tell the worker what there is to take over, and return the frames with which it answered."""
-        await self.tell(f"{news} {SERVICE}")
+    async def taken_over(self, sent: Sent) -> Frames:
+        """Tell the worker that there is something to take over, and return the frames with which it answered."""
+        await self.tell(f"dead {SERVICE}")
         return await self.ended(sent, TAKES_OVER)
 
     async def takes_at_a_message(self, word: str) -> None:
