@@ -63,12 +63,17 @@ async def drops_what_it_lost(scene: WorkerScene) -> None:
     await scene.prepare()
     for _ in range(2):
         sent, _ = await scene.moved_after_a_renewal(other)
-        for _ in range(int(LEASE / 0.1)):
-            await scene.keep(sent, other)
-            await asyncio.sleep(0.1)
+        await _keep(scene, sent, other, LEASE)
         if did := await _done_with_a_lost_call(scene, sent):
             raise Broken(f"it {did} a call that had moved to another worker")
     await scene.call_echo("after a lost call")
+
+
+async def _keep(scene: WorkerScene, sent: Sent, owner: str, seconds: float) -> None:
+    """Renew an entry that a worker holds which the kit plays, for some seconds."""
+    for _ in range(int(seconds / 0.1)):
+        await scene.keep(sent, owner)
+        await asyncio.sleep(0.1)
 
 
 async def _done_with_a_lost_call(scene: WorkerScene, sent: Sent) -> str:
@@ -91,9 +96,7 @@ async def _drops_what_it_lost_on_its_way(scene: WorkerScene, other: str) -> None
         await scene.tell(f"cancel {beside.id}")
         await scene.wait_until_gone(beside)
         is_on_its_way = bool(proxy.withheld)
-        for _ in range(20):
-            await scene.keep(sent, other)
-            await asyncio.sleep(0.1)
+        await _keep(scene, sent, other, 2.0)
         if (did := await _done_with_a_lost_call(scene, sent)) and is_on_its_way:
             raise Broken(f"it {did} a call that another worker had before the read's answer came, as the fence of before the read tells")
 
@@ -193,9 +196,7 @@ async def _counts_under_the_fence_that_it_knows(scene: WorkerScene, proxy: Proxy
     await asyncio.sleep(0.1)
     # The one that took it, if no other has been sent.
     is_on_its_way = proxy.withheld and len(asked) == 1
-    for _ in range(20):
-        await scene.keep(sent, other)
-        await asyncio.sleep(0.1)
+    await _keep(scene, sent, other, 2.0)
     runs = await scene.runs_as(sent, 2) or await scene.has_ended(sent)
     await scene.remove(sent)
     if is_on_its_way and runs:
@@ -319,7 +320,7 @@ async def runs_suspects_alone(scene: WorkerScene) -> None:
     await scene.end_reads()
     waiting = await scene.publish("echo", {"text": "waiting"})
     problem = "it takes no calls any more, although it was asked to make room more than three leases ago"
-    await until(partial(scene.has_ended, waiting), 3 * LEASE + 2 * SLACK, problem)
+    await scene.ended(waiting, 3 * LEASE + 2 * SLACK, problem)
     await scene.tell(f"cancel {long.id}")
     await scene.ended(suspect, TAKES_OVER)
 
@@ -648,8 +649,7 @@ async def ends_refused_calls(scene: WorkerScene) -> None:
         await scene.call_echo("after refused frames")
         proxy.plan(lambda words: any(b"end_of_stream" in word for word in words), "refuse", "NOPERM the user has no permission to do so")
         sent = await scene.publish("echo", {"text": "taken over"})
-        problem = "a call for which `finish.lua` was refused is not taken over: it is renewed all the same"
-        await until(partial(scene.has_ended, sent), TAKES_OVER, problem)
+        await scene.ended(sent, TAKES_OVER, "a call for which `finish.lua` was refused is not taken over: it is renewed all the same")
 
 
 @LEASES.check("W77", 2)

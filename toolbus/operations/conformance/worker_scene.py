@@ -279,13 +279,13 @@ class WorkerScene(RegisteredWorker):
         self.program.check_alive()
         return any(frame.get("end_of_stream") for frame in await self.frames(sent))
 
-    async def ended(self, sent: Sent, within: float = _ANSWERS) -> Frames:
+    async def ended(self, sent: Sent, within: float = _ANSWERS, problem: str = "") -> Frames:
         """Return the frames of a request when its end has come.
 
         Raises:
-            Broken: it did not come.
+            Broken: it did not come; ``problem`` says what that means.
         """
-        await until(lambda: self.has_ended(sent), within, f"no frame with end_of_stream came for {sent}")
+        await until(lambda: self.has_ended(sent), within, problem or f"no frame with end_of_stream came for {sent}")
         return self._frames[sent.id]
 
     async def wait_for_text(self, sent: Sent) -> None:

@@ -27,7 +27,7 @@ async def shares_its_slots(scene: WorkerScene) -> None:
     for service in 4 * (SERVICE, SERVICE, BESIDE, BESIDE):
         single = await scene.publish("count", one, service=service)
         problem = f"a request of {service} was not answered although the worker does nothing else: it waits for another stream"
-        await until(partial(scene.has_ended, single), 1.6, problem)
+        await scene.ended(single, 1.6, problem)
     # So many that slots for one stream are fewer than the calls of both.
     lasting = {"to": 3, "delay": 1.0}
     together = await scene.publish_together(300, lasting, services=services, timeout=5.0, events=True)
@@ -174,4 +174,4 @@ async def takes_over_first(scene: WorkerScene) -> None:
     for each in running[:2]:
         await scene.tell(f"cancel {each.id}")
     problem = "what a dead worker held waits behind requests that were taken when a slot had become free"
-    await until(partial(scene.has_ended, sent), 2 * SLACK, problem)
+    await scene.ended(sent, 2 * SLACK, problem)
