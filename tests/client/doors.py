@@ -10,7 +10,7 @@ from tests.client.executing import chat
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, tool
-from toolbus.adapters.home import outcome
+from toolbus.adapters.home import calling, run_at_home
 from toolbus.bus.broker.protocols import ServiceRecord
 from toolbus.bus.client.confirmations import Confirmation
 
@@ -139,7 +139,8 @@ async def bound(stage: Stage, how: dict[str, Any]) -> str:
 
 async def adapter(stage: Stage, how: dict[str, Any]) -> str:
     """Make the call as the adapters of frameworks do."""
-    content, _ = await outcome(stage.bus.executor(**how), "pay", '{"amount": "7"}')
+    executor = stage.bus.executor(**how)
+    content, _ = await run_at_home(executor, calling(executor, "pay", '{"amount": "7"}'))
     return content.text
 
 

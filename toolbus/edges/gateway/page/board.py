@@ -21,7 +21,7 @@ from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.support.waiting import at_most
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import ToolbusError
-from toolbus.bus.watch.views import SessionView, Snapshot
+from toolbus.bus.watch.views import InstanceView, SessionView, Snapshot
 from toolbus.bus.watch.watch import Watch
 from toolbus.edges.gateway.bodies import EVENTS, Problem
 from toolbus.edges.gateway.calls import COMMENT, named_event
@@ -71,8 +71,7 @@ def sections_of(snapshot: Snapshot, refused: Iterable[RefusedTool]) -> Sections:
     """Return the rows of a snapshot."""
     return {
         "services": {row.id: row for row in snapshot.services},
-        # Without what changes while nothing happens.
-        "instances": {row.id: msgspec.structs.replace(row, uptime=0.0, commands=0, connects=0) for row in snapshot.instances},
+        "instances": {row.id: _instance(row) for row in snapshot.instances},
         "tools": {f"{row.service} {row.name}": msgspec.structs.replace(row, description="") for row in snapshot.tools},
         "recent": {row.entry: row for row in snapshot.recent},
         "dead": {f"{row.queue} {row.id}": msgspec.structs.replace(row, error=row.error[:_MOST_ERROR]) for row in snapshot.dead},
@@ -93,6 +92,11 @@ def changes(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping
         if new or gone:
             found[section] = {"set": new, "drop": gone}
     return found
+
+
+def _instance(row: InstanceView) -> dict[str, Any]:
+    """Return a worker's row, without what changes while nothing happens."""
+    return {name: each for name, each in msgspec.structs.asdict(row).items() if name not in {"uptime", "commands", "connects"}}
 
 
 def _session(row: SessionView, at: float) -> SessionRow:
