@@ -83,12 +83,14 @@ OUT_OF_REACH = {
 """Defects that nothing in a world can show, and why; they are searched for only when they are named."""
 
 MISSED: dict[str, str] = {
+    "A call is published again once its key is free": "a shared call has to end, and free its key, between two tries to publish it",
     "A purged call waits for its deadline": "few calls are purged that were cut off, or whose group was made anew",
     "A stream is whole": "what is lost has been read nearly always",
     "Order in sessions: over kills": "few sessions have calls that wait in a worker that is killed",
     "Reaping": "few workers are killed while all slots of the others are taken",
     "Runs and attempts": "a run in a group that was made anew has a higher epoch, which would have to be lost, too",
     "Snapshots of sessions": "a worker has to stand still for a lease after its connection was cut while it sent a snapshot",
+    "Two attempts are called the first": "the reply with which a dead worker's call is moved has to be lost, and it must have run once",
     "Who has no lease takes calls": "a lease is seldom lost while the connection for registering is half open",
     "`once`: at one server": "an answer has to be under way while the server loses its last second",
     "`once`: past its deadline": "work with little time has to begin right before it is up, and its answer to be late",
