@@ -153,7 +153,7 @@ _TYPES: Mapping[Any, click.ParamType[Any]] = {
     Folder: click.Path(path_type=Path, file_okay=False),
     File: click.Path(path_type=Path, dir_okay=False),
 }
-"""How the values of a parameter are read, by its type."""
+"""The reader of a parameter's values, by the type of the parameter."""
 
 
 _KINDS = get_type_hints(Settings)
