@@ -22,16 +22,24 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler, TraceIdRatioBased
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode, TraceFlags, TraceState
 
-from tests.test_telemetry import CALL, OwnProcessor, tracer
+from tests.test_telemetry import CALL, OwnProcessor, handler_span, tracer
 from toolbus.bus import telemetry
-from toolbus.bus.telemetry.lean import Lean, LeanSpan
+from toolbus.bus.telemetry.lean import SAMPLED, Lean, LeanSpan, context_of
+
+
+def started(lean: Lean, parent: SpanContext | None, about: dict[str, Any]) -> Any:
+    """Return a span under a parent, as those of calls and runs are made."""
+    drawn = lean.draw(parent)
+    if drawn[2] & SAMPLED:
+        return lean.keep("x", drawn, parent, SpanKind.CONSUMER, about)
+    return trace.NonRecordingSpan(context_of(drawn, None if parent is None else parent.trace_state))
 
 
 def test_nothing_is_made_for_what_is_said_of_a_span_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes too late, and would start a span that nobody ends."""
     provider = TracerProvider()
     with telemetry.providers(tracer=provider):
-        span = Lean(tracer()).start("x", None, SpanKind.CONSUMER, dict)
+        span = started(Lean(tracer()), None, {})
     span.end()
     monkeypatch.setattr("opentelemetry.sdk.trace.Tracer.start_span", pytest.fail)
     span.set_attribute("late", 1)
@@ -75,7 +83,7 @@ def test_the_tracer_makes_spans_of_an_unusual_set_up(monkeypatch: pytest.MonkeyP
         Lean(tracer())
     with telemetry.providers(tracer=provider):
         call = telemetry.start_call_span(**CALL, agent="a1")
-        with telemetry.handler_span("" if call is None else call.traceparent, **CALL, attempt=1, worker="w1"):
+        with handler_span("" if call is None else call.traceparent):
             assert not isinstance(trace.get_current_span(), LeanSpan)
     provider.shutdown()
 
@@ -127,7 +135,7 @@ def test_spans_are_kept_as_the_sampler_would(monkeypatch: pytest.MonkeyPatch, sa
         caller = None if parent is None else SpanContext(trace_id, 7, True, TraceFlags(parent), TraceState([("a", "b")]))
         within = trace.set_span_in_context(trace.INVALID_SPAN if caller is None else trace.NonRecordingSpan(caller))
         theirs = asks.start_span("x", within)
-        ours = lean.start("x", caller, SpanKind.INTERNAL, dict)
+        ours = started(lean, caller, {})
         assert ours.is_recording() == theirs.is_recording()
         expected, found = theirs.get_span_context(), ours.get_span_context()
         assert (found.trace_id, found.trace_flags, found.is_remote) == (expected.trace_id, expected.trace_flags, expected.is_remote)
@@ -160,7 +168,7 @@ def test_a_span_is_the_same_as_the_tracers(touched: bool, flags: int | None) -> 
     with telemetry.providers(tracer=provider):
         made = [
             tracer().start_span("x", within, SpanKind.CONSUMER, {"k": "v"}),
-            Lean(tracer()).start("x", caller, SpanKind.CONSUMER, lambda: {"k": "v"}),
+            started(Lean(tracer()), caller, {"k": "v"}),
         ]
     told = []
     for span in made:

@@ -180,8 +180,9 @@ async def test_a_call_ends_as_without_telemetry(place: Place, part: str) -> None
 
 
 def _run() -> None:
-    with telemetry.handler_span("", tool="t", service="s", id="i", attempt=1, worker="w") as span:
-        if span is not None:
+    span = telemetry.handler_span("", tool="t", service="s", id="i", attempt=1, worker="w")
+    if span is not None:
+        with span:
             span.fail(ErrorInfo("tool_error"))
 
 

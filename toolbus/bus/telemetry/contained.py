@@ -21,13 +21,18 @@ def contained(part: str) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
             try:
                 return function(*args, **named)
             except Exception:  # noqa: BLE001 - it is the application's code
-                if part not in _reported:
-                    _reported.add(part)
-                    from toolbus.bus.telemetry.logger import log  # noqa: PLC0415 - structlog takes 10 ms to load
-
-                    log.exception("telemetry.failed", part=part)
+                report_failure(part)
                 return None
 
         return call
 
     return decorate
+
+
+def report_failure(part: str) -> None:
+    """Log the exception that is being handled, once for each part of telemetry."""
+    if part not in _reported:
+        _reported.add(part)
+        from toolbus.bus.telemetry.logger import log  # noqa: PLC0415 - structlog takes 10 ms to load
+
+        log.exception("telemetry.failed", part=part)

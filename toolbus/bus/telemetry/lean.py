@@ -11,13 +11,12 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from opentelemetry.context import Context
-from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, Span, SpanContext, SpanKind, TraceFlags, set_span_in_context
+from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, Span, SpanContext, SpanKind, TraceFlags, TraceState, set_span_in_context
 
-_SAMPLED, _RANDOM, _KNOWN = 1, 2, 3
+SAMPLED, _RANDOM, _KNOWN = 1, 2, 3
 _FLAGS = tuple(TraceFlags(flags) for flags in range(4))
 _LOW_BITS = (1 << 64) - 1
 """The bits of a trace's id that ``TraceIdRatioBased`` compares with its bound."""
@@ -31,6 +30,10 @@ _FOLLOWING = re.compile(
     rf"ParentBased\{{root:{_ROOT},remoteParentSampled:AlwaysOnSampler,remoteParentNotSampled:AlwaysOffSampler,"
     r"localParentSampled:AlwaysOnSampler,localParentNotSampled:AlwaysOffSampler\}"
 ).fullmatch
+
+
+Drawn = tuple[int, int, int]
+"""The ids of a trace and of a span in it, and the trace's flags."""
 
 
 class Lean:
@@ -51,7 +54,7 @@ class Lean:
         self.tracer, self.ids, self._setup = tracer, tracer.id_generator, _setup(tracer)
         sampler, limits, said = tracer.sampler, tracer._span_limits, tracer.sampler.get_description()
         followers = {sampling.ParentBased, sampling.ParentBasedTraceIdRatio}
-        self._follows = _FOLLOWING(said) is not None
+        self.follows = _FOLLOWING(said) is not None
         root = _FOLLOWING(said) or _ALONE(said)
         if (
             root is None
@@ -81,19 +84,28 @@ class Lean:
         sampler, processors, config = self._setup
         return now.sampler is sampler and now.span_processor._span_processors is processors and now._tracer_config is config
 
-    def start(self, name: str, parent: SpanContext | None, kind: SpanKind, about: Callable[[], dict[str, Any]]) -> Span:
-        """Start a span as the tracer would; ask for its attributes when it is kept."""
+    def draw(self, parent: SpanContext | None) -> Drawn:
+        """Return the ids of a new span as the tracer would make them, and whether it is kept."""
         ids = self.ids
         if parent is None or not parent.is_valid:
-            parent, state = None, None
             trace_id = ids.generate_trace_id()
             flags = self._random | (trace_id & _LOW_BITS < self._bound)
         else:
-            trace_id, state, flags = parent.trace_id, parent.trace_state, parent.trace_flags & _KNOWN
-            if not self._follows:
+            trace_id, flags = parent.trace_id, parent.trace_flags & _KNOWN
+            if not self.follows:
                 flags = flags & _RANDOM | (trace_id & _LOW_BITS < self._bound)
-        context = SpanContext(trace_id, ids.generate_span_id(), False, _FLAGS[flags], state)
-        return LeanSpan(self.tracer, name, context, parent, kind, about()) if flags & _SAMPLED else NonRecordingSpan(context)
+        return trace_id, ids.generate_span_id(), flags
+
+    def keep(self, name: str, drawn: Drawn, parent: SpanContext | None, kind: SpanKind, attributes: dict[str, Any]) -> Span:
+        """Start a span that is kept."""
+        if parent is None or not parent.is_valid:
+            return LeanSpan(self.tracer, name, context_of(drawn, None), None, kind, attributes)
+        return LeanSpan(self.tracer, name, context_of(drawn, parent.trace_state), parent, kind, attributes)
+
+
+def context_of(drawn: Drawn, state: TraceState | None) -> SpanContext:
+    """Return the context of a span."""
+    return SpanContext(drawn[0], drawn[1], False, _FLAGS[drawn[2]], state)
 
 
 def _setup(tracer: Any) -> tuple[Any, Any, Any]:

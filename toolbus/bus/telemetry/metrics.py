@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from toolbus.bus.telemetry.contained import contained
+from toolbus.bus.telemetry.contained import contained, report_failure
 from toolbus.bus.telemetry.events import NAME
-from toolbus.bus.telemetry.providers import meter_provider, metering
+from toolbus.bus.telemetry.providers import metering
 from toolbus.bus.values.results import ErrorInfo
 
 if TYPE_CHECKING:
@@ -55,14 +57,17 @@ _BATCH = 128
 class Instruments:
     """The instruments of one provider.
 
-    Calls and runs that ended are noted. Their values are reported to the provider in batches, and those left when it collects; counters are
-    kept here and read then.
+    Their values are reported to the provider in batches, and those left when it collects; counters are kept here and read then.
+
+    Attributes:
+        calls: those that ended and are not reported yet.
+        runs: likewise.
     """
 
     def __init__(self, provider: MeterProvider) -> None:
         self.provider = provider
-        self._calls: list[_Call] = []
-        self._runs: list[_Run] = []
+        self.calls: deque[_Call] = deque()
+        self.runs: deque[_Run] = deque()
         self._reporting = threading.Lock()
         self._counts: dict[str, dict[_Attributes, int]] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -88,29 +93,12 @@ class Instruments:
         with _lock:
             counts[attributes] = counts.get(attributes, 0) + amount
 
-    def note_call(self, call: _Call) -> None:
-        """Note the end of a call."""
-        with _lock:
-            self._calls.append(call)
-        if len(self._calls) >= _BATCH:
-            self._report()
-
-    def note_run(self, run: _Run) -> None:
-        """Note the end of a run."""
-        with _lock:
-            self._runs.append(run)
-        if len(self._runs) >= _BATCH:
-            self._report()
-
     @contained("metrics")
-    def _report(self) -> None:
+    def report(self) -> None:
         """Report what was noted to the provider; return when it has all that was noted before."""
         with self._reporting:
-            with _lock:
-                calls, self._calls = self._calls, []
-                runs, self._runs = self._runs, []
-            self._report_calls(calls)
-            self._report_runs(runs)
+            self._report_calls([self.calls.popleft() for _ in range(len(self.calls))])
+            self._report_runs([self.runs.popleft() for _ in range(len(self.runs))])
 
     def _report_calls(self, calls: list[_Call]) -> None:
         alike: dict[tuple[str, str, str], list[_Value]] = {}
@@ -147,7 +135,7 @@ class Instruments:
     def _observe(self, name: str, options: CallbackOptions) -> Iterable[Observation]:
         from opentelemetry.metrics import Observation  # noqa: PLC0415 - only an SDK calls this
 
-        self._report()
+        self.report()
         with _lock:
             counts = list(self._counts[name].items())
         return [Observation(amount, dict(attributes)) for attributes, amount in counts]
@@ -178,6 +166,7 @@ def _record_all(histogram: Any, values: Sequence[_Value], attributes: dict[str, 
     try:
         from opentelemetry.sdk.metrics import TraceBasedExemplarFilter  # noqa: PLC0415 - see above
         from opentelemetry.sdk.metrics._internal._view_instrument_match import _hash_attributes  # noqa: PLC0415 - see above
+        from opentelemetry.sdk.metrics._internal.aggregation import _ExplicitBucketHistogramAggregation  # noqa: PLC0415 - see above
 
         if not histogram._is_enabled():
             return
@@ -195,25 +184,49 @@ def _record_all(histogram: Any, values: Sequence[_Value], attributes: dict[str, 
         return
     # No span is current: that of the call has ended, and any other is not the call's. Then this filter, the usual one, takes nothing.
     nothing, may_be_exemplars = Context(), not isinstance(chooses, TraceBasedExemplarFilter)
-    measured = [_Measurement(value, when, histogram, nothing, attributes) for value, when in values]
     for lock, aggregation_of, key, kept in found:
         # A collection that resets them must not come in between.
         with lock:
-            aggregate = aggregation_of(key, kept).aggregate
-            for each in measured:
-                aggregate(each, may_be_exemplars and chooses.should_sample(each.value, each.time_unix_nano, attributes, nothing))
+            aggregation = aggregation_of(key, kept)
+            if not may_be_exemplars and type(aggregation) is _ExplicitBucketHistogramAggregation and _count_all(aggregation, values):
+                continue
+            for value, when in values:
+                measured = _Measurement(value, when, histogram, nothing, attributes)
+                aggregation.aggregate(measured, may_be_exemplars and chooses.should_sample(value, when, attributes, nothing))
+
+
+def _count_all(aggregation: Any, values: Sequence[_Value]) -> bool:
+    """Count values in the buckets of an aggregation; return False when its insides are others than are known here."""
+    with aggregation._lock:
+        try:
+            counts, bounds = aggregation._value or aggregation._get_empty_bucket_counts(), aggregation._boundaries
+            total, least, most = aggregation._sum, aggregation._min, aggregation._max
+            extremes = aggregation._record_min_max
+        except (AttributeError, TypeError):
+            return False
+        numbers = [value for value, _ in values]
+        for value in numbers:
+            counts[bisect_left(bounds, value)] += 1
+        aggregation._value, aggregation._sum = counts, total + sum(numbers)
+        if extremes:
+            aggregation._min, aggregation._max = min(least, *numbers), max(most, *numbers)
+    return True
 
 
 def count(name: str, amount: int = 1, **attributes: str) -> None:
     """Add to a counter of ``METRICS``; ``__`` in attribute names stands for a dot. Do nothing without a meter provider."""
-    if metering() and (found := _all()) is not None:
+    provider = metering()
+    if provider is not None and (found := _all(provider)) is not None:
         found.add(name, amount, tuple([(key.replace("__", "."), value) for key, value in attributes.items()]))
 
 
 def record_call(tool: str, service: str, seconds: float, error: ErrorInfo | None) -> None:
     """Record the end of a call, at the caller's side; ``service`` is empty when no service was found for it."""
-    if metering() and (found := _all()) is not None:
-        found.note_call((tool, service, "" if error is None else error.type, seconds, time.time_ns()))
+    provider = metering()
+    if provider is not None and (found := _all(provider)) is not None:
+        found.calls.append((tool, service, "" if error is None else error.type, seconds, time.time_ns()))
+        if len(found.calls) >= _BATCH:
+            found.report()
 
 
 def record_run(service: str, seconds: float, queued: float, frames: int, error: str) -> None:
@@ -226,8 +239,11 @@ def record_run(service: str, seconds: float, queued: float, frames: int, error: 
         frames: how many it sent.
         error: the type of its error, ``handed_back`` or ``lost`` when another worker goes on with it; empty for a success.
     """
-    if metering() and (found := _all()) is not None:
-        found.note_run((service, error, seconds, queued, frames, time.time_ns()))
+    provider = metering()
+    if provider is not None and (found := _all(provider)) is not None:
+        found.runs.append((service, error, seconds, queued, frames, time.time_ns()))
+        if len(found.runs) >= _BATCH:
+            found.report()
 
 
 def _label(name: str, *, known: bool) -> str:
@@ -239,12 +255,14 @@ def _label(name: str, *, known: bool) -> str:
     return name
 
 
-@contained("metrics")
-def _all() -> Instruments:
+def _all(provider: MeterProvider) -> Instruments | None:
     global _instruments  # noqa: PLW0603 - a cache per provider
-    provider = meter_provider()
     if _instruments is None or _instruments.provider is not provider:
-        _instruments = Instruments(provider)
+        try:
+            _instruments = Instruments(provider)
+        except Exception:  # noqa: BLE001 - it is the application's code
+            report_failure("metrics")
+            return None
     return _instruments
 
 

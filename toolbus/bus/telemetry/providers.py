@@ -6,7 +6,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -58,18 +58,18 @@ class _Api:
         self._get: Any = None
         self.provider: Any = None
 
-    def exports(self) -> bool:
-        """Return whether an SDK's provider is configured."""
+    def exporting(self) -> Any:
+        """Return the provider of an SDK that is configured, or None."""
         if self._get is None:
             if not self._is_named and self._module not in sys.modules:
-                return False
+                return None
             self.load()
         provider = self.provider
         if provider is None:
             # Until an SDK is loaded, the function reads the environment each time (0.9 µs) for one variable that makes it load an SDK.
             # When that variable is not set, reading the global that it returns is enough.
             provider = self._get() if self._source is None else getattr(self._source, self._variable)
-        return provider is not None and not type(provider).__module__.startswith(self._module)
+        return None if provider is None or type(provider).__module__.startswith(self._module) else provider
 
     def load(self) -> Any:
         """Load the API, and return its module."""
@@ -80,19 +80,13 @@ class _Api:
         self._get = getattr(api, f"get_{self._kind}_provider")
         return api
 
-    def current(self) -> Any:
-        """Return the provider."""
-        if self._get is None:
-            self.load()
-        return self.provider or self._get()
-
 
 _tracing = _Api("opentelemetry.trace", "tracer", "opentelemetry.trace")
 _metering = _Api("opentelemetry.metrics", "meter", "opentelemetry.metrics._internal")
-active = _tracing.exports
-"""Return whether spans are exported."""
-metering = _metering.exports
-"""Return whether metrics are exported."""
+active: Callable[[], TracerProvider | None] = _tracing.exporting
+"""Return the provider by which spans are exported, or None."""
+metering: Callable[[], MeterProvider | None] = _metering.exporting
+"""Return the provider by which metrics are exported, or None."""
 
 
 @contextmanager
@@ -106,12 +100,6 @@ def providers(*, tracer: TracerProvider | None = None, meter: MeterProvider | No
         _tracing.provider, _metering.provider = before
 
 
-def tracer_provider() -> TracerProvider:
-    """Return the provider that makes tracers."""
-    found: TracerProvider = _tracing.current()
-    return found
-
-
 def current_span() -> tuple[str, str] | None:
     """Return the ids of the current trace and span, in hexadecimal, or None when there is none."""
     api = sys.modules.get("opentelemetry.trace")
@@ -119,9 +107,3 @@ def current_span() -> tuple[str, str] | None:
         return None
     context = api.get_current_span().get_span_context()
     return (f"{context.trace_id:032x}", f"{context.span_id:016x}") if context.is_valid else None
-
-
-def meter_provider() -> MeterProvider:
-    """Return the provider that makes meters."""
-    found: MeterProvider = _metering.current()
-    return found

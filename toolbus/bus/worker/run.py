@@ -150,22 +150,22 @@ class Run(msgspec.Struct, eq=False):
         try:
             if request.events:
                 self.send(self.frame("start"))
-            around = self.context.middleware or self.served.restores_sessions or telemetry.active()
+            span = self._traced() if telemetry.active() else None
+            around = self.context.middleware or self.served.restores_sessions or (span is not None and span.span)
             if self.handler.coroutine and not around:
                 # The most frequent kind, without a coroutine in between.
                 if self.once:
                     await self._begin_once(request)
-                self._answer(result_of(await self.handler.start(request)))
+                if span is None:
+                    self._answer(result_of(await self.handler.start(request)))
+                else:
+                    with span:
+                        result = result_of(await self.handler.start(request))
+                    self._answer(result)
             else:
-                self._answer(await self._handle_in_session())
-        except asyncio.CancelledError:
-            # A stopped run has been answered. Otherwise the worker is going down, or the handler let a cancellation of its own out.
-            if self.state < _ANSWERED:
-                if self.task is None or self.abandoned:
-                    raise
-                # The handler may have cancelled its own task. A worker that goes down abandons its runs now, which cancels once more.
-                await asyncio.sleep(_GOING_DOWN if self.task.cancelling() else 0)
-                self._fail(ToolError("the handler was cancelled from within", code="CancelledError"))
+                self._answer(await self._handle_in_session(span))
+        except asyncio.CancelledError as error:
+            await self._contain_cancellation(error)
         except BaseException as error:
             # Whatever a handler raises is contained and becomes its answer: raised from here, SystemExit and
             # KeyboardInterrupt would end the event loop. A run that is closed from outside gets GeneratorExit too.
@@ -178,6 +178,16 @@ class Run(msgspec.Struct, eq=False):
                     await self._join_thread(self._thread)
             finally:
                 self._leave()
+
+    async def _contain_cancellation(self, error: asyncio.CancelledError) -> None:
+        """Answer the call if its handler let a cancellation of its own out; raise it in a run whose worker goes down."""
+        if self.state >= _ANSWERED:
+            return
+        if self.task is None or self.abandoned:
+            raise error
+        # The handler may have cancelled its own task. A worker that goes down abandons its runs now, which cancels once more.
+        await asyncio.sleep(_GOING_DOWN if self.task.cancelling() else 0)
+        self._fail(ToolError("the handler was cancelled from within", code="CancelledError"))
 
     def _is_running(self) -> bool:
         """Return whether the event loop is at a step of this run's task."""
@@ -274,15 +284,15 @@ class Run(msgspec.Struct, eq=False):
 
     # -- the handler ------------------------------------------------------------------------------
 
-    async def _handle_in_session(self) -> ToolResult:
+    async def _handle_in_session(self, span: telemetry.HandlerSpan | None) -> ToolResult:
         """Return the handler's result, after a snapshot of its session if the service wants that, also when the handler failed."""
         session = self._changed_session
         if session is None:
-            return await self._handle()
+            return await self._handle(span)
         session.enter(self.delivery)
         result, done, changes = None, True, True
         try:
-            result = await self._handle()
+            result = await self._handle(span)
             done = not self._has_attempts() or result.error is None or not result.error.retryable
         except BaseException as error:
             done = not self._has_attempts() or not is_retryable(error, self.error_info(error))
@@ -303,26 +313,29 @@ class Run(msgspec.Struct, eq=False):
         policy = self.handler.retry if self.state is _RUNNING else None
         return policy is not None and policy.allows(self.delivery.tries, self.context.settings.max_deliveries)
 
-    async def _handle(self) -> ToolResult:
-        """Run the handler to its end, within the worker's middleware and a span where there are any."""
-        if not telemetry.active():
-            return await self._handle_in_middleware()
+    def _traced(self) -> telemetry.HandlerSpan | None:
         request = self.delivery.request
-        with telemetry.handler_span(
+        return telemetry.handler_span(
             request.traceparent,
             tool=request.tool,
             service=request.service,
             id=request.id,
             attempt=self.delivery.attempt,
             worker=self.context.broker.instance,
-        ) as span:
+        )
+
+    async def _handle(self, span: telemetry.HandlerSpan | None) -> ToolResult:
+        """Run the handler to its end, within the worker's middleware and a span where there are any."""
+        if span is None:
+            return await self._handle_in_middleware()
+        with span:
             try:
                 result = await self._handle_in_middleware()
             finally:
-                if span is not None and self.stopped is not None and (self.abandoned or self.state >= _ANSWERED):
+                if self.stopped is not None and (self.abandoned or self.state >= _ANSWERED):
                     # Whatever the handler makes of it, the run has ended for this reason.
                     span.fail(self.stopped)
-            if span is not None and result.error is not None:
+            if result.error is not None:
                 span.fail(result.error)
             return result
 
