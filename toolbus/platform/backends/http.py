@@ -6,7 +6,7 @@ import asyncio
 import codecs
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -23,16 +23,11 @@ from toolbus.platform.backends.connections import (
     NotReached,
     Request,
     TooLong,
+    Unanswered,
     Unfit,
     request_of,
 )
 from toolbus.platform.backends.runner import Output
-
-if TYPE_CHECKING:
-    from toolbus.platform.backends.api import ApiAnswer, ApiSender
-
-    Sender = Connections | ApiSender
-    Received = KeptConnection | ApiAnswer
 
 EVENTS = "text/event-stream"
 
@@ -244,7 +239,7 @@ class HttpCalls:
     def __init__(
         self,
         endpoint: Endpoint,
-        sender: Sender | None = None,
+        sender: Connections | None = None,
         *,
         ended: Ended | None = None,
         told_within: float = TOLD_WITHIN,
@@ -300,14 +295,14 @@ class HttpCalls:
                 received = await self._sender.send(request, self._endpoint.headers())
         except TimeoutError:
             return f"{shown} was not answered within {within:g} s"
-        except (Broken, BadAnswer, NotReached, TooLong, Unfit, ToolbusError) as error:
+        except (Unanswered, ToolbusError) as error:
             return f"{shown} was not answered: {error}"
         received.close()
         return received.status
 
     async def unfinished(self) -> int:
         """Return how many calls the program goes on with although their connections were closed."""
-        return await self._sender.unfinished() if isinstance(self._sender, Connections) else 0
+        return await self._sender.unfinished()
 
     async def aclose(self) -> None:
         """Close all connections, and end the calls that wait for answers."""
@@ -337,10 +332,10 @@ class HttpCalls:
         except Broken as error:
             raise self._lost(f"closed the connection before its answer was complete ({error})", "connection_lost") from None
 
-    async def _read(self, shown: str, received: Received, output: Output) -> ToolResult:
+    async def _read(self, shown: str, received: KeptConnection, output: Output) -> ToolResult:
         answer = Answer(received.status, received.headers, b"")
         if not 200 <= answer.status < 300:
-            raise refusal(shown, msgspec.structs.replace(answer, body=await _start(received)))
+            raise refusal(shown, msgspec.structs.replace(answer, body=await start_of(received)))
         if answer.media_type == EVENTS or (self._endpoint.streams and _is_streamed_text(answer)):
             pieces: list[str] = []
 
@@ -355,7 +350,7 @@ class HttpCalls:
         body = b"".join([chunk async for chunk in self._whole(received, shown)])
         return result_of(shown, Answer(answer.status, answer.headers, body))
 
-    async def _whole(self, received: Received, shown: str) -> AsyncIterator[bytes]:
+    async def _whole(self, received: KeptConnection, shown: str) -> AsyncIterator[bytes]:
         """Yield a body as it comes; one that ends with its connection is whole only if the program lives.
 
         Raises:
@@ -389,8 +384,8 @@ def _is_streamed_text(answer: Answer) -> bool:
     return answer.is_text and "content-length" not in answer.headers
 
 
-async def _start(received: Received) -> bytes:
-    """Return the start of an error's body."""
+async def start_of(received: KeptConnection) -> bytes:
+    """Return the start of an answer's body, which is whole if it is not longer than an error's."""
     body = bytearray()
     async for chunk in received.chunks():
         body += chunk
