@@ -25,6 +25,7 @@ from toolbus.bus.client.executor.observers import Requested
 from toolbus.bus.client.tools.definitions import description_of, output_schema
 from toolbus.bus.client.tools.tool import Tool, ToolGroup, groups_of, memberships, runtime_of
 from toolbus.bus.middleware import Next, ToolCall
+from toolbus.bus.support.display import one_line
 from toolbus.bus.values.envelope import new_id
 from toolbus.bus.values.events import Finished
 from toolbus.bus.values.results import (
@@ -60,14 +61,13 @@ class Catalogue:
     def list_tools(self, keyword: str = "", category: str = "", backend_runtime: str = "", group_id: str = "") -> dict[str, Any]:
         """Return the tools that meet all conditions that are not empty."""
         of = self._memberships()
-        words = keyword.casefold().split()
         found = [
             _line(tool, of.get(tool.name, []))
             for tool in self._tools.values()
             if (not category or tool.category == category)
             and (not backend_runtime or runtime_of(tool) == backend_runtime)
             and (not group_id or group_id in of.get(tool.name, []))
-            and all(word in _text(tool) for word in words)
+            and _has(keyword, tool.name, tool.descriptor.description, tool.category)
         ]
         return _bounded("tools", found)
 
@@ -96,13 +96,10 @@ class Catalogue:
 
     def list_groups(self, keyword: str = "") -> dict[str, Any]:
         """Return the groups whose id, name, description or category has all words of a keyword."""
-        words = keyword.casefold().split()
-        found = [
-            _group(group)
-            for group in self._groups().values()
-            if all(word in f"{group.group_id}\n{group.name}\n{group.description}\n{group.category}".casefold() for word in words)
-        ]
-        return _bounded("groups", found)
+        groups = self._groups().values()
+        return _bounded(
+            "groups", [_group(each) for each in groups if _has(keyword, each.group_id, each.name, each.description, each.category)]
+        )
 
     def list_backend_runtimes(self) -> dict[str, Any]:
         """Return what runs the tools, and how many each."""
@@ -119,10 +116,9 @@ class Catalogue:
 
 
 def _line(tool: Tool, groups: list[str]) -> dict[str, Any]:
-    about = description_of(tool).partition("\n")[0]
     return {
         "tool_id": tool.name,
-        "description": about if len(about) <= _MOST_LINE else f"{about[: _MOST_LINE - 1]}…",
+        "description": one_line(description_of(tool).partition("\n")[0], _MOST_LINE),
         "category": tool.category,
         "backend_runtime": runtime_of(tool),
         "group_ids": groups,
@@ -134,8 +130,9 @@ def _group(group: ToolGroup) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(group).items() if value}
 
 
-def _text(tool: Tool) -> str:
-    return f"{tool.name}\n{tool.descriptor.description}\n{tool.category}".casefold()
+def _has(keyword: str, *texts: str) -> bool:
+    text = "\n".join(texts).casefold()
+    return all(word in text for word in keyword.casefold().split())
 
 
 def _bounded(name: str, found: list[Any]) -> dict[str, Any]:
@@ -397,11 +394,7 @@ def limits_of(environ: Any) -> Limits:
     Raises:
         ConfigurationError: one is no number, or too small.
     """
-    given = {
-        field: environ[f"TOOLBUS_CHAT_{field.upper()}"]
-        for field in Limits.__struct_fields__
-        if environ.get(f"TOOLBUS_CHAT_{field.upper()}")
-    }
+    given = {field: value for field in Limits.__struct_fields__ if (value := environ.get(f"TOOLBUS_CHAT_{field.upper()}"))}
     try:
         return msgspec.convert(given, Limits, strict=False)
     except msgspec.ValidationError as error:

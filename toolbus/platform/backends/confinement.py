@@ -91,7 +91,9 @@ class Confinement:
         assert self._root is not None  # noqa: S101 - applies() was asked
         # A link to the folder would lead nowhere from within.
         folder = os.path.realpath(read[0])
-        plan = _plan(words, self._root.name, [folder, *read[1:]], _bytes_of(source.memory or CONFINED_MEMORY))
+        memory = fitting("memory", source.memory or CONFINED_MEMORY).lower()
+        most = int(memory.rstrip("bkmg")) * _UNITS.get(memory[-1], 1)
+        plan = _plan(words, self._root.name, [folder, *read[1:]], most)
         plan["user"] = 0 if os.geteuid() else _FIRST_USER + zlib.crc32(tool.tool_id.encode()) % _USERS
         if plan["user"] and not os.stat(folder).st_mode & stat.S_IXOTH:  # noqa: PTH116 - it is a text
             raise impossible(f"its program runs as a user of its own, who can't read its folder: `chmod -R a+rX {folder}`")
@@ -169,8 +171,3 @@ def _plan(words: Sequence[str], root: str, read: Sequence[str], memory: int) -> 
         "processes": CONFINED_PROCESSES,
         "file_bytes": _FILE_BYTES,
     }
-
-
-def _bytes_of(text: str) -> int:
-    memory = fitting("memory", text).lower()
-    return int(memory.rstrip("bkmg")) * _UNITS.get(memory[-1], 1)

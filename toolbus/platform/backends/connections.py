@@ -63,7 +63,9 @@ def request_of(method: str, path: str, arguments: Mapping[str, Any], query: Mapp
     pairs = [f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in query.items()]
     body = None
     if method in _WITHOUT_BODY:
-        pairs += [pair for name, value in left.items() for pair in _in_query(name, value)]
+        for name, value in left.items():
+            values = value if isinstance(value, list) else [value]
+            pairs += [f"{quote(name, safe='')}={quote(_field(each), safe='')}" for each in values if each is not None]
     else:
         body = _encoded(left)
     if pairs:
@@ -76,23 +78,16 @@ def request_of(method: str, path: str, arguments: Mapping[str, Any], query: Mapp
 def _in_path(name: str, value: Any) -> str:
     if isinstance(value, (dict, list)):
         raise _unfit(name, "is a list or an object, which a path can't hold")
-    text = quote(_plain(value), safe="")
+    text = quote(_field(value), safe="")
     # Dots would name another path, and so does nothing at all.
     if text in {"", ".", ".."}:
         raise _unfit(name, "can't be empty or dots in a path")
     return text
 
 
-def _in_query(name: str, value: Any) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    return [f"{quote(name, safe='')}={quote(_field(each), safe='')}" for each in values if each is not None]
-
-
 def _field(value: Any) -> str:
-    return _encoded(value).decode() if isinstance(value, (dict, list)) else _plain(value)
-
-
-def _plain(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return _encoded(value).decode()
     if isinstance(value, bool):
         return "true" if value else "false"
     return "" if value is None else str(value)
@@ -421,7 +416,8 @@ class KeptConnection(asyncio.Protocol):
         """Take in that the connection is closed."""
         self._owner.forget(self)
         self.usable_since = float("-inf")
-        if self._has_headers and not self._is_complete and exc is None and self._error is None and self._ends_with_connection():
+        bounded = "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "").lower()
+        if self._has_headers and not self._is_complete and exc is None and self._error is None and not bounded:
             self._is_complete = self.ended_with_connection = True
             self._wake()
             return
@@ -460,9 +456,6 @@ class KeptConnection(asyncio.Protocol):
         if self._has_headers and self._parser is not None and not self._is_complete:
             self._is_complete = True
             self._can_stay = self._parser.should_keep_alive()
-
-    def _ends_with_connection(self) -> bool:
-        return "content-length" not in self.headers and "chunked" not in self.headers.get("transfer-encoding", "").lower()
 
 
 def _unzipped(unzip: zlib._Decompress, piece: bytes) -> Iterator[bytes]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from toolbus.bus.support.display import one_line
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.secrets import harmless
 from toolbus.platform.backends import marks, program
@@ -78,7 +79,9 @@ class ContainerCli:
         """Return the variables of its process: those that say where the daemon is, and ``more``."""
         own = {name: value for name, value in os.environ.items() if name.startswith(_DAEMON)}
         # BuildKit is a plug-in that is not installed everywhere.
-        plain = {} if self._has_buildx() else {"DOCKER_BUILDKIT": "0"}
+        places = (Path.home() / ".docker", Path("/usr/local/lib/docker"), Path("/usr/lib/docker"), Path("/usr/libexec/docker"))
+        has_buildx = any((place / "cli-plugins" / "docker-buildx").exists() for place in places)
+        plain = {} if has_buildx else {"DOCKER_BUILDKIT": "0"}
         return {**(more or {}), **harmless(), **plain, **own}
 
     async def run(self, *words: str, within: float = 30.0, more: Mapping[str, str] | None = None) -> str:
@@ -110,7 +113,10 @@ class ContainerCli:
             message = f"{self.name} {words[0]} did not answer within {within:g} s: see whether its daemon is well"
             raise CliFailed(message, away=True) from None
         finally:
-            await _end(process)
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await asyncio.shield(asyncio.ensure_future(process.wait()))
         if process.returncode:
             raise self.failure(words[0], said.decode("utf-8", "replace").strip())
         return out[:_MOST_ANSWER].decode("utf-8", "replace").strip()
@@ -170,18 +176,7 @@ class ContainerCli:
             return CliFailed(message, text, away=True)
         lines = [each for each in text.splitlines() if each.strip() and not each.startswith(_NOISE)]
         said = " / ".join(lines) or "it said nothing"
-        return CliFailed(f"{self.name} {command} failed: {said if len(said) <= _MOST_ERROR else said[: _MOST_ERROR - 1] + '…'}", text)
-
-    def _has_buildx(self) -> bool:
-        places = (Path.home() / ".docker", Path("/usr/local/lib/docker"), Path("/usr/lib/docker"), Path("/usr/libexec/docker"))
-        return any((place / "cli-plugins" / "docker-buildx").exists() for place in places)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await asyncio.shield(asyncio.ensure_future(process.wait()))
+        return CliFailed(f"{self.name} {command} failed: {one_line(said, _MOST_ERROR)}", text)
 
 
 _PORT = re.compile(r"([0-9]{0,5}):([0-9]{1,5})(/tcp|/udp)?")
@@ -383,7 +378,12 @@ class Images:
             if folder:
                 await self._build(image, folder, line)
             elif await self._label(image) is None:
-                await self._fetch(image, line)
+                line(f"fetching the image {image}")
+                try:
+                    await self._cli.follow("pull", image, within=_WITHIN, line=line)
+                except CliFailed as error:
+                    message = "is not on this host, and can't be fetched: build or import it, or change its name"
+                    raise CannotStart(f"its image {image} {message} ({error})") from None
 
     async def _build(self, image: str, folder: str, line: Line) -> None:
         file, digest = await asyncio.to_thread(_inspected, folder)
@@ -395,14 +395,6 @@ class Images:
             await self._cli.follow(*words, within=_WITHIN, line=line)
         except CliFailed as error:
             raise CannotStart(f"its image {image} can't be built: {error}") from None
-
-    async def _fetch(self, image: str, line: Line) -> None:
-        line(f"fetching the image {image}")
-        try:
-            await self._cli.follow("pull", image, within=_WITHIN, line=line)
-        except CliFailed as error:
-            message = f"its image {image} is not on this host, and can't be fetched: build or import it, or change its name ({error})"
-            raise CannotStart(message) from None
 
     async def _label(self, image: str) -> str | None:
         """Return the digest that an image was built from, empty for another image, and None when there is no such image."""

@@ -54,7 +54,10 @@ def result_of(request: str, answer: Answer) -> ToolResult:
     if not answer.body:
         return ToolResult(output="")
     if answer.is_json:
-        data = _json(answer.body, request)
+        try:
+            data = msgspec.json.decode(answer.body)
+        except DECODE_ERRORS as error:
+            raise bad_answer(request, f"it says that it is JSON, and is not ({str(error)[:100]})") from None
         return ToolResult(data=data, output=data if isinstance(data, str) else None)
     if answer.is_text:
         return ToolResult(output=answer.text)
@@ -144,7 +147,8 @@ class Streamed:
             case "blob":
                 await self._output(self._blob(fields))
             case "error":
-                raise ToolError(_message(fields, event.data), code="program")
+                said = next((fields[name] for name in ("message", "error", "detail") if isinstance(fields.get(name), str)), event.data)
+                raise ToolError(said if len(said) <= _MOST_MESSAGE else f"{said[: _MOST_MESSAGE - 1]}…", code="program")
             case "result" | "end":
                 self._data = value if value is not None else event.data or None
                 return False
@@ -163,18 +167,6 @@ class Streamed:
             return msgspec.convert(fields, Blob)
         except (msgspec.ValidationError, TypeError):
             raise bad_answer(self._request, "its event 'blob' has no media_type with data in base64") from None
-
-
-def _message(fields: dict[str, Any], data: str) -> str:
-    found = next((fields[name] for name in ("message", "error", "detail") if isinstance(fields.get(name), str)), data)
-    return found if len(found) <= _MOST_MESSAGE else f"{found[: _MOST_MESSAGE - 1]}…"
-
-
-def _json(body: bytes, request: str) -> Any:
-    try:
-        return msgspec.json.decode(body)
-    except DECODE_ERRORS as error:
-        raise bad_answer(request, f"it says that it is JSON, and is not ({str(error)[:100]})") from None
 
 
 def _guessed(answer: Answer) -> ToolResult:
@@ -336,7 +328,7 @@ class HttpCalls:
         answer = Answer(received.status, received.headers, b"")
         if not 200 <= answer.status < 300:
             raise refusal(shown, msgspec.structs.replace(answer, body=await start_of(received)))
-        if answer.media_type == EVENTS or (self._endpoint.streams and _is_streamed_text(answer)):
+        if answer.media_type == EVENTS or (self._endpoint.streams and answer.is_text and "content-length" not in answer.headers):
             pieces: list[str] = []
 
             async def gather(item: str | Blob | Progress) -> None:
@@ -378,10 +370,6 @@ class HttpCalls:
         if code == "deadline_exceeded":
             return ToolError(deadline_exceeded(message, code))
         return ToolError(message, code=code, retryable=code == "connection_lost")
-
-
-def _is_streamed_text(answer: Answer) -> bool:
-    return answer.is_text and "content-length" not in answer.headers
 
 
 async def start_of(received: KeptConnection) -> bytes:

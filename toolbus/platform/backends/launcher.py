@@ -255,16 +255,11 @@ def _used(own: int) -> tuple[int, int]:
         with contextlib.suppress(OSError), open(f"/proc/{name}/status", "rb") as file:
             # Memory that processes share counts once for each, since nobody says who shares it.
             memory += sum(int(line.split()[1]) for line in file if line.startswith((b"RssAnon:", b"RssShmem:"))) * 1024
-    return memory + _shared(), count
-
-
-def _shared() -> int:
-    """Return the bytes of System V's shared memory, queues and semaphores, which need no process that holds them."""
-    found = 0
+    # System V's shared memory, queues and semaphores need no process that holds them.
     for name, (columns, each) in _SHARED.items():
         with contextlib.suppress(OSError), open(f"/proc/sysvipc/{name}", "rb") as file:
-            found += sum(int(line.split()[column]) for line in file.readlines()[1:] for column in columns) * each
-    return found
+            memory += sum(int(line.split()[column]) for line in file.readlines()[1:] for column in columns) * each
+    return memory, count
 
 
 def _unnamed() -> int:

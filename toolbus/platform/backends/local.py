@@ -201,7 +201,9 @@ class LocalRunner(Runner):
     async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> ProgramInstance:
         """Start a program, and return when it is ready."""
         folder = _folder(source)
-        environment = _environment(source)
+        kept = {name: os.environ[name] for name in _OF_UV if name in os.environ}
+        # Output in a pipe would come in blocks, long after it was written.
+        environment = {**harmless(), **kept, "PYTHONUNBUFFERED": "1", "HOST": LOOPBACK, **variables_of(source)}
         async with held() as release:
             if tool.code:
                 made = await _made(folder, tool.code)
@@ -249,7 +251,11 @@ class LocalRunner(Runner):
                 raise
             release.push_async_callback(own.aclose)
         if isinstance(readiness, _AtItsPort) and readiness.everywhere:
-            self._tell_exposed(tool.tool_id, port, line)
+            where = f"on all addresses of the machine, where others can call it: let it listen on {LOOPBACK}, as HOST says"
+            line(f"toolbus: it listens {where}")
+            if tool.tool_id not in self._exposed:
+                self._exposed.add(tool.tool_id)
+                telemetry.log.warning("instance.listens_everywhere", tool=tool.tool_id, port=port)
         return ProgramInstance(running, calls, readiness, release)
 
     async def _start_confined(
@@ -276,12 +282,6 @@ class LocalRunner(Runner):
                 listening.close()
                 return await program.start(confined, folder, environment, line)
             return await program.start(confined, folder, environment, line, (listening.fileno(),))
-
-    def _tell_exposed(self, tool: str, port: int, line: Line) -> None:
-        line(f"toolbus: it listens on all addresses of the machine, where others can call it: let it listen on {LOOPBACK}, as HOST says")
-        if tool not in self._exposed:
-            self._exposed.add(tool)
-            telemetry.log.warning("instance.listens_everywhere", tool=tool, port=port)
 
 
 async def _made(folder: Path, digest: str) -> MadeFolder:
@@ -352,10 +352,3 @@ def _words(source: ToolSource, folder: Path, port: int, *, is_approved: bool) ->
     except ImportError:
         raise impossible("uv is not installed on this host; install toolbus[platform], or give the source a command") from None
     return [os.fsdecode(uv.find_uv_bin()), "run", *options, "python", "main.py", "--port", str(port)]
-
-
-def _environment(source: ToolSource) -> dict[str, str]:
-    own = variables_of(source)
-    kept = {name: os.environ[name] for name in _OF_UV if name in os.environ}
-    # Output in a pipe would come in blocks, long after it was written.
-    return {**harmless(), **kept, "PYTHONUNBUFFERED": "1", "HOST": LOOPBACK, **own}

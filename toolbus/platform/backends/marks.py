@@ -25,7 +25,7 @@ _LONGEST = 10.0
 
 def new(name: str) -> str:
     """Return the mark of a program of this process; ``name`` tells it from others."""
-    return f"{_host_mark(os.getpid())}:{name}"
+    return f"{host()}:{name}"
 
 
 def host() -> str:
@@ -92,7 +92,10 @@ def _read(pid: int, file: str) -> bytes:
 
 
 def _host_mark(pid: int) -> str:
-    return f"{_namespace()}:{pid}:{_started(pid)}"
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    # In ticks since the machine was started; nothing for a process that is none, or a zombie.
+    started = "" if not fields or fields[0] in b"ZX" else fields[19].decode()
+    return f"{_namespace()}:{pid}:{started}"
 
 
 def _namespace() -> str:
@@ -100,12 +103,6 @@ def _namespace() -> str:
         return "".join(filter(str.isdecimal, str((_PROC / "self/ns/pid").readlink())))
     except OSError:
         return "0"
-
-
-def _started(pid: int) -> str:
-    """Return when a process was started, in ticks since the machine was; empty when there is none, or it is a zombie."""
-    fields = _read(pid, "stat").rpartition(b")")[2].split()
-    return "" if not fields or fields[0] in b"ZX" else fields[19].decode()
 
 
 LOOPBACK = "127.0.0.1"
