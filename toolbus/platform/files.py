@@ -72,8 +72,8 @@ def load(folder: Path, file: str) -> Any:
         DescriptorError: it can't be read; the message names it.
     """
     try:
-        with open(folder / file, "rb", opener=_open_at_once) as opened:
-            # A pipe may never end, and a device neither.
+        # A pipe may never end, and a device neither; nobody waits for one who writes to it.
+        with open(folder / file, "rb", opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NONBLOCK", 0))) as opened:
             if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
                 raise DescriptorError(f"{file} is no regular file; put one there")
             data = opened.read(MOST_FILE + 1)
@@ -90,11 +90,6 @@ def load(folder: Path, file: str) -> Any:
     if document is None:
         raise DescriptorError(f"{file} is null, and expected is a list or an object of entries by id; an empty one is {{}}")
     return document
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file without waiting for somebody who writes to it."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def entries(document: Any, file: str, wrong: list[Wrong]) -> dict[str, list[Any]]:
@@ -115,7 +110,8 @@ def entries(document: Any, file: str, wrong: list[Wrong]) -> dict[str, list[Any]
         for name, entry in inside.items():
             named = entry.get(id_field, name) if isinstance(entry, dict) else name
             if named != name:
-                wrong.append(Wrong(file, name, f"it stands under {name!r} and says {_told(named)} - at `$.{id_field}`"))
+                said = shortened(repr(named), _MOST_TOLD)
+                wrong.append(Wrong(file, name, f"it stands under {name!r} and says {said} - at `$.{id_field}`"))
             else:
                 found[name] = [entry]
         return found
@@ -140,10 +136,6 @@ def unwrapped(document: Any, word: str) -> Any:
         if isinstance(inside, dict) and all(isinstance(each, (dict, list)) for each in inside.values()) and len(document) == 1:
             return inside
     return document
-
-
-def _told(value: object) -> str:
-    return shortened(repr(value), _MOST_TOLD)
 
 
 T = TypeVar("T")
@@ -181,8 +173,10 @@ def read_folder(folder: Path) -> Found:
     sources = files.pop(SOURCES, {})
     makers: Mapping[str, Callable[[str, Any, Found], Record]] = {
         REGISTRY: lambda name, entry, found: _tool(name, entry, sources.get(name), found, unreadable=unreadable),
-        GROUPS: _group,
-        RUNTIMES: _runtime,
+        GROUPS: lambda name, entry, found: check_group(_made(ToolGroup, {"group_id": name, **_object(entry)}, GROUPS, name, found, "$")),
+        RUNTIMES: lambda name, entry, found: check_runtime(
+            _made(BackendRuntime, {"backend_runtime": name, **_object(entry)}, RUNTIMES, name, found, "$")
+        ),
     }
     for file, by_id in files.items():
         for name, each in by_id.items():
@@ -257,14 +251,6 @@ def _source(entry: Any, path: str, name: str, found: Found) -> ToolSource:
     fields = {key: value for key, value in _object(entry, path).items() if key not in ROUTE_FIELDS}
     own = _object(fields.pop(OWN, {}), f"{path}.{OWN}")
     return _made(ToolSource, {**fields, **own}, SOURCES, name, found, path)
-
-
-def _group(name: str, entry: Any, found: Found) -> ToolGroup:
-    return check_group(_made(ToolGroup, {"group_id": name, **_object(entry)}, GROUPS, name, found, "$"))
-
-
-def _runtime(name: str, entry: Any, found: Found) -> BackendRuntime:
-    return check_runtime(_made(BackendRuntime, {"backend_runtime": name, **_object(entry)}, RUNTIMES, name, found, "$"))
 
 
 def _made(type_: type[T], fields: dict[str, Any], file: str, name: str, found: Found, path: str) -> T:

@@ -126,7 +126,9 @@ async def get_system_status(of: Admin | ToolBus, records: Snapshot) -> dict[str,
             "running_count": len(tasks.running),
             "running_task_ids": [each.id for each in tasks.running],
             "queued_count": len(tasks.queued),
-            "recent_tasks": [_task(each) for each in latest[:_MOST_TASKS]],
+            "recent_tasks": [
+                {"task_id": each.id, "status": each.status, "task_spec": shortened(each.spec, _MOST_SPEC)} for each in latest[:_MOST_TASKS]
+            ],
         },
         "service_agent": {
             "total_windows": len(windows),
@@ -134,10 +136,6 @@ async def get_system_status(of: Admin | ToolBus, records: Snapshot) -> dict[str,
             "windows": [{"chat_id": each.chat_id, "session_id": each.session_id, "has_im_window": each.has_im_window} for each in windows],
         },
     }
-
-
-def _task(task: Creation) -> dict[str, str]:
-    return {"task_id": task.id, "status": task.status, "task_spec": shortened(task.spec, _MOST_SPEC)}
 
 
 _DAY = 86_400

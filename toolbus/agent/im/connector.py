@@ -31,22 +31,11 @@ from toolbus.bus.broker.protocols import Messenger
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.support.waiting import at_most
-from toolbus.bus.values.results import OF_ATTEMPTS, BrokerError, ConfigurationError, ErrorInfo, ToolbusError, ToolResult
+from toolbus.bus.values.results import OF_ATTEMPTS, BrokerError, ConfigurationError, ToolbusError
 from toolbus.bus.values.urls import redact
 
 # Seconds before something is tried again, at first and at most.
 _FIRST, _MOST = 0.5, 30.0
-
-
-def _said(result: ToolResult) -> str:
-    said = result.data.get("response") if isinstance(result.data, dict) else None
-    text = said if isinstance(said, str) else result.output or ""
-    return text if text.strip() else "I have no answer to this."
-
-
-def _wait(error: ErrorInfo, pause: float) -> float:
-    jitter = random.uniform(0.5, 1.0)  # noqa: S311 - jitter
-    return max(pause * jitter, min(error.retry_after or 0.0, _MOST))
 
 
 T = TypeVar("T")
@@ -207,12 +196,15 @@ class Connector:
             )
             error = result.error
             if error is None:
-                return _said(result)
+                said = result.data.get("response") if isinstance(result.data, dict) else None
+                text = said if isinstance(said, str) else result.output or ""
+                return text if text.strip() else "I have no answer to this."
             nobody_there = error.type == "not_found" and error.origin == "bus"
             if not (nobody_there or error.type in OF_ATTEMPTS or error.retryable):
                 return f"I can't answer this: {error.message or error.code or error.type}"
             telemetry.log.warning("im.unanswered", chat=window.chat_id, error=str(error), retry_in=pause)
-            await asyncio.sleep(_wait(error, pause))
+            jitter = random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+            await asyncio.sleep(max(pause * jitter, min(error.retry_after or 0.0, _MOST)))
             pause = min(2 * pause, _MOST)
 
     async def _send(self, text: str) -> None:

@@ -220,7 +220,8 @@ class Guard:
 
     async def __call__(self, call: ToolCall, next: Next) -> ToolResult:
         """Let a call pass, unless it was interrupted before or is repeated without end."""
-        said = f"{call.tool} {_shown(call)}"
+        given = msgspec.json.encode({name: value for name, value in call.arguments.items() if name != "content"}).decode()
+        said = f"{call.tool} {given if len(given) <= _MOST_SHOWN else f'{given[:_MOST_SHOWN]}…'}"
         if await self._begun_before(call):
             self._job.log(f"{said}: interrupted before, not run again")
             return ToolResult.fail(_INTERRUPTED)
@@ -257,20 +258,12 @@ class Guard:
         if not call.idempotency_key or call.arguments.get("mode") in {"read", "stop"}:
             return False
         name = hashlib.blake2b(call.idempotency_key.encode(), digest_size=16).hexdigest()
-        return await asyncio.to_thread(self._mark, name)
-
-    def _mark(self, name: str) -> bool:
-        self._marks.mkdir(mode=0o700, parents=True, exist_ok=True)
+        await asyncio.to_thread(self._marks.mkdir, mode=0o700, parents=True, exist_ok=True)
         try:
-            (self._marks / name).touch(exist_ok=False)
+            await asyncio.to_thread((self._marks / name).touch, exist_ok=False)
         except FileExistsError:
             return True
         return False
-
-
-def _shown(call: ToolCall) -> str:
-    text = msgspec.json.encode({name: value for name, value in call.arguments.items() if name != "content"}).decode()
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def _line(result: ToolResult) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from toolbus.agent import OPENAI
+from toolbus.agent.endpoint import BASE_URL, KEY, MODEL, OPENAI, missing
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.platform.coding.files import Network, WorkspaceOptions
 
@@ -116,15 +116,9 @@ class Model(msgspec.Struct, frozen=True):
         Raises:
             ConfigurationError: a variable is missing.
         """
-        key, name = (os.environ.get(each, "").strip() for each in ("OPENAI_API_KEY", "OPENAI_MODEL"))
-        if not key:
-            raise ConfigurationError(
-                "the coding agent needs a model: set OPENAI_API_KEY to your endpoint's key (any word for one that needs none), and "
-                "OPENAI_BASE_URL unless it is OpenAI"
-            )
-        if not name:
-            raise ConfigurationError("which model? set OPENAI_MODEL")
-        return cls(os.environ.get("OPENAI_BASE_URL") or OPENAI, key, name)
+        if wrong := missing(os.environ):
+            raise ConfigurationError(f"the coding agent needs a model: {wrong}")
+        return cls(os.environ.get(BASE_URL) or OPENAI, os.environ[KEY].strip(), os.environ[MODEL].strip())
 
 
 class Deployment(msgspec.Struct, frozen=True):

@@ -182,12 +182,9 @@ class Forms:
                     note.write_text(_UNNAMED)
                 elif time.time() - note.stat().st_mtime > _KEPT:
                     note.unlink()
-                    self._remove(tool, digest)
-
-    def _remove(self, tool: str, digest: str) -> None:
-        # The same code may be another deployment's, too.
-        if not any((self._tools / NOTES).glob(f"*/{tool}/{digest}")):
-            shutil.rmtree(self._tools / tool / digest, ignore_errors=True)
+                    # The same code may be another deployment's, too.
+                    if not any((self._tools / NOTES).glob(f"*/{tool}/{digest}")):
+                        shutil.rmtree(self._tools / tool / digest, ignore_errors=True)
 
 
 _PORTS = (20_000, 29_999)
@@ -264,7 +261,8 @@ async def tried(
                 )
             if not said.text.strip():
                 raise _failed(program, f"the call with {_short(arguments)} was answered with nothing")
-            if "json" in said.kind and not _is_json(said.text):
+            whole = len(said.text) < _MOST_KEPT
+            if "json" in said.kind and whole and decoded(said.text) is None and said.text.strip() != "null":
                 raise _failed(program, f"the call with {_short(arguments)} was answered as JSON that is none: {said.text[:_MOST_SHOWN]}")
             found.append(Example(params=dict(arguments), output=said.text[:_MOST_KEPT]))
         return found
@@ -347,10 +345,6 @@ def _failed(program: Program, why: str) -> ToolError:
 def _refused(why: str, printed: str) -> ToolError:
     told = f"; it printed:\n{printed}" if printed else "; it printed nothing"
     return ToolError(f"the tool is not registered: {why}{told}", code="trial_failed")
-
-
-def _is_json(text: str) -> bool:
-    return len(text) >= _MOST_KEPT or decoded(text) is not None or text.strip() == "null"
 
 
 def _short(arguments: Mapping[str, Any]) -> str:

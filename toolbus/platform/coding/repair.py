@@ -11,7 +11,6 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.protocols import Creation
 from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.values.results import OF_CODE, BrokerError, ConfigurationError, ToolError
@@ -125,7 +124,7 @@ class Repairs:
             tool = failing.tool
             if tool.tool_id in open_now or tool.tool_id in found.pending:
                 continue
-            before = _today(tool.tool_id, tasks.recent)
+            before = sum(task.about == tool.tool_id and _day(task.created) == _day(time.time()) for task in tasks.recent)
             if before >= self._options.repairs_a_day:
                 continue
             made.append(await self._submit(failing, before))
@@ -166,11 +165,6 @@ class Repairs:
             return key
         telemetry.log.warning("creation.repair", tool=tool.tool_id, id=task.id, why=failing.why)
         return task.id
-
-
-def _today(tool: str, tasks: list[Creation]) -> int:
-    """Return how many repairs of a tool have ended on this day (UTC)."""
-    return sum(task.about == tool and _day(task.created) == _day(time.time()) for task in tasks)
 
 
 def _day(at: float) -> str:

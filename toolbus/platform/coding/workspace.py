@@ -506,14 +506,11 @@ class Workspace:
         }
         program = await _guarded(plan, environment, options.output)
         self._programs.add(program)
-        self._watch()
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch_disk())
         program.limit(seconds)
         program.on_end(lambda: self._programs.discard(program))
         return program
-
-    def _watch(self) -> None:
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.create_task(self._watch_disk())
 
     async def _watch_disk(self) -> None:
         """End all programs when the files are too many or too large."""

@@ -360,7 +360,7 @@ class Host:
         for word in (*labels, *([name] if name else [])):
             if _LABEL.fullmatch(word) is None:
                 raise ConfigurationError(f"{word!r} is no label or name of a host: use up to 64 letters, digits, '.', '_' and '-'")
-        self.id = HostId(f"{name or _machine()}-{os.getpid()}-{new_run()[:6]}")
+        self.id = HostId(f"{name or re.sub(r'[^A-Za-z0-9-]', '-', socket.gethostname())[:32]}-{os.getpid()}-{new_run()[:6]}")
         self.worker = Worker(None, settings=settings)
         self._settings = settings
         self._labels = frozenset(labels)
@@ -549,7 +549,3 @@ class Host:
     def _pool(self, record: RecordedTool, on_change: Callable[[ToolRoute], None], line: Line) -> Pool:
         labels = self._labels
         return Pool(record, self._runners, self.id, on_change, line, may_run=lambda source: may_run(source, labels))
-
-
-def _machine() -> str:
-    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:32]

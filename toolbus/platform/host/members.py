@@ -220,11 +220,6 @@ def too_late(tool: str, reason: str) -> ToolError:
     return ToolError(deadline_exceeded(f"{tool} had no instance for the call within its time{why}", "not_started"))
 
 
-def overran(tool: str) -> ToolError:
-    """Return the error of a call whose deadline passed while it ran."""
-    return ToolError(deadline_exceeded(f"{tool} did not answer within the call's time"))
-
-
 class Waiter:
     """One call in the line; it hears what it waits for.
 

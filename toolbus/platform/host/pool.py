@@ -12,7 +12,7 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import described
-from toolbus.bus.values.results import Blob, Progress, ToolbusError, ToolError, ToolResult
+from toolbus.bus.values.results import Blob, Progress, ToolbusError, ToolError, ToolResult, deadline_exceeded
 from toolbus.bus.worker.invocation import invocation
 from toolbus.bus.worker.service import ToolService
 from toolbus.bus.worker.worker import Worker
@@ -117,7 +117,7 @@ class Pool:
             try:
                 return await member.call(arguments, answer, user, deadline)
             except TimeoutError:
-                raise losses.overran(tool) from None
+                raise ToolError(deadline_exceeded(f"{tool} did not answer within the call's time")) from None
             except (ToolError, Cut) as error:
                 loss = losses.loss_of(error)
                 if not loss:
