@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.platform.backends.containers import ContainerCli, Ports, create_words, image_of, ports_of
-from toolbus.platform.backends.docker import Container
+from toolbus.platform.backends.containers import Container, ContainerCli, Ports, create_words, image_of, ports_of
 from toolbus.platform.backends.runner import CannotStart
 from toolbus.platform.records import ToolSource
 

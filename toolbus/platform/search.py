@@ -35,18 +35,14 @@ class Search(msgspec.Struct, frozen=True):
     def found(self, tools: Mapping[str, RecordedTool], groups: Mapping[str, ToolGroup]) -> list[RecordedTool]:
         """Return the tools that meet the conditions, by id."""
         words = self.keyword.casefold().split()
-        return [tool for _, tool in sorted(tools.items()) if self._is_met(tool, groups, words)]
-
-    def _is_met(self, tool: RecordedTool, groups: Mapping[str, ToolGroup], words: list[str]) -> bool:
-        if self.category and tool.meta.category != self.category:
-            return False
-        if self.backend_runtime and runtime_of(tool) != self.backend_runtime:
-            return False
-        if self.group and self.group not in groups_of(tool, groups):
-            return False
-        meta = tool.meta
-        text = f"{meta.tool_id}\n{meta.name}\n{meta.description}\n{meta.category}".casefold()
-        return all(word in text for word in words)
+        return [
+            tool
+            for _, tool in sorted(tools.items())
+            if self.category in {"", tool.meta.category}
+            and self.backend_runtime in {"", runtime_of(tool)}
+            and (not self.group or self.group in groups_of(tool, groups))
+            and all(word in f"{tool.tool_id}\n{tool.meta.name}\n{tool.meta.description}\n{tool.meta.category}".casefold() for word in words)
+        ]
 
 
 def runtime_of(tool: RecordedTool) -> str:

@@ -8,24 +8,13 @@ import random
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
-from toolbus.agent.im.window import (
-    MOST_FRAME,
-    BadFrame,
-    Message,
-    Pending,
-    Window,
-    Windows,
-    acknowledgement,
-    complaint,
-    frame,
-    read_frame,
-    registration,
-)
+from toolbus.agent.im.window import MOST_FRAME, BadFrame, Pending, Window, Windows, complaint, frame, read_frame
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import Messenger
 from toolbus.bus.client.bus import ToolBus
@@ -109,7 +98,7 @@ class Connector:
             reason = "the server closed the connection"
             try:
                 async with connect(self._server, additional_headers=self._headers, max_size=_READ) as socket:
-                    await socket.send(registration(self._contact, self._windows.names))
+                    await socket.send(frame({"type": "register", "contact": self._contact, "windows": self._windows.names}))
                     self._connected(socket)
                     async for data in socket:
                         await self._hear(socket, data)
@@ -140,7 +129,9 @@ class Connector:
                 return
             known = set(self._windows.ids)
             for window in await asyncio.to_thread(self._windows.of, message):
-                await self._take(window, message)
+                served = self._serve(window)
+                if await served.do(partial(window.take, message)):
+                    served.waiting.set()
             if set(self._windows.ids) != known:
                 self._changed.set()
         except BadFrame as error:
@@ -151,12 +142,8 @@ class Connector:
             telemetry.log.error("im.not_kept", error=str(error))
             await socket.send(complaint(BadFrame("the message can't be kept at the moment; send it again later", message_id(data))))
         else:
-            await socket.send(acknowledgement(message.id))
-
-    async def _take(self, window: Window, message: Message) -> None:
-        served = self._serve(window)
-        if await served.do(lambda: window.take(message)):
-            served.waiting.set()
+            # It is kept, and need not be sent again.
+            await socket.send(frame({"type": "ack", "id": message.id}))
 
     # -- the windows ------------------------------------------------------------------------------
 

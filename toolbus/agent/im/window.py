@@ -114,16 +114,6 @@ def _check(message: Message) -> None:
         raise BadFrame(f"the message has {len(message.content):,} characters; the most is {MOST_TEXT:,}", message.id)
 
 
-def registration(contact: str, windows: list[str]) -> str:
-    """Return the first frame of a connection: who this is, and which windows it has."""
-    return frame({"type": "register", "contact": contact, "windows": windows})
-
-
-def acknowledgement(id: str) -> str:
-    """Return the frame that tells that a message is kept, and need not be sent again."""
-    return frame({"type": "ack", "id": id})
-
-
 def complaint(error: BadFrame) -> str:
     """Return the frame that tells what was wrong with one."""
     return frame({"type": "error", "id": error.id, "message": str(error)})

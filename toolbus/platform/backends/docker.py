@@ -7,20 +7,8 @@ import secrets
 import socket
 from functools import cached_property
 
-from toolbus.platform.backends.containers import (
-    Container,
-    ContainerCli,
-    Images,
-    Ports,
-    create_words,
-    image_of,
-    labels_of,
-    ports_of,
-    remove_left,
-)
+from toolbus.platform.backends import containers, marks
 from toolbus.platform.backends.instances import NotReady, ProgramInstance, Readiness, calls_of, held, until_ready
-from toolbus.platform.backends.marks import LOOPBACK
-from toolbus.platform.backends.marks import Ports as FreePorts
 from toolbus.platform.backends.runner import CannotStart, Line, Runner, impossible
 from toolbus.platform.records import RecordedTool, ToolSource
 
@@ -41,23 +29,23 @@ class DockerRunner(Runner):
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._ports = FreePorts()
+        self._ports = marks.Ports()
         self._kept: set[str] = set()
 
     async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> ProgramInstance:
         """Start a container, and return when its program is ready."""
         cli, images = self._tools
-        image = image_of(source, tool.tool_id)
+        image = containers.image_of(source, tool.tool_id)
         name = f"toolbus-{re.sub(r'[^A-Za-z0-9_.-]', '-', tool.tool_id)[:60]}-{secrets.token_hex(6)}"
         async with held() as release:
             free = self._ports.take()
             release.callback(self._ports.give_back, free)
-            ports = ports_of(source, free)
-            words, variables = create_words(source, image, name, ports, labels_of(self._host, tool.tool_id), cli)
+            ports = containers.ports_of(source, free)
+            words, variables = containers.create_words(source, image, name, ports, containers.labels_of(self._host, tool.tool_id), cli)
             _check_free(ports)
             await images.have(image, source.host_dir, line)
             readiness = Readiness(source, ports.outside, shown=ports.inside)
-            container = Container(cli, name, readiness.seeing(line))
+            container = containers.Container(cli, name, readiness.seeing(line))
             self._kept.add(name)
             # One that can't be removed now is removed by ``clean``.
             release.callback(self._kept.discard, name)
@@ -81,18 +69,18 @@ class DockerRunner(Runner):
         """Remove the containers of dead hosts."""
         try:
             cli, _ = self._tools
-            return await remove_left(cli, self._host, self._kept)
+            return await containers.remove_left(cli, self._host, self._kept)
         except CannotStart:
             # Where no daemon answers, no container runs.
             return []
 
     @cached_property
-    def _tools(self) -> tuple[ContainerCli, Images]:
-        cli = ContainerCli.found()
-        return cli, Images(cli)
+    def _tools(self) -> tuple[containers.ContainerCli, containers.Images]:
+        cli = containers.ContainerCli.found()
+        return cli, containers.Images(cli)
 
 
-def _check_free(ports: Ports) -> None:
+def _check_free(ports: containers.Ports) -> None:
     """Make sure that nobody has a port that was not chosen by us.
 
     Raises:
@@ -103,6 +91,6 @@ def _check_free(ports: Ports) -> None:
         with socket.socket() as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                tried.bind((LOOPBACK, port))
+                tried.bind((marks.LOOPBACK, port))
             except OSError as error:
                 raise CannotStart(f"port {port} can't be had ({error.strerror}): end what uses it, or change the source's ports") from None

@@ -173,7 +173,11 @@ def enter_root(root: str, read: list[str], write: list[str], temporary: str, mem
     os.symlink("/proc/self/fd", root + "/dev/fd")
     os.makedirs(root + "/proc", exist_ok=True)
     _mount("proc", root + "/proc", "proc", _NO_SUID | _NO_DEVICES | 8)
-    _limit_kernel(root, memory, processes)
+    # What the namespaces may hold, where the kernel lets this user: the superuser has no other limit of processes, and the least is 301.
+    bounds = {"pid_max": str(max(processes + 16, 301)), "shmall": str(memory // 4 // resource.getpagesize()), "msgmni": "64"}
+    for name, most in {**bounds, "sem": "250 16000 32 64"}.items():
+        with contextlib.suppress(OSError):
+            _write(f"{root}/proc/sys/kernel/{name}", most)
     # The superuser of the machine could write the kernel's settings there, even without any capability.
     _restrict(root + "/proc", _READ_ONLY)
     os.chdir(root)
@@ -190,16 +194,6 @@ def _bind(source: str, target: str, flags: int, drop: int = 0) -> None:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
     _mount(source, target, "", _BIND | _RECURSIVE)
     _restrict(target, flags, drop)
-
-
-def _limit_kernel(root: str, memory: int, processes: int) -> None:
-    """Bound what the namespaces may hold, where the kernel lets this user: the superuser has no other limit of processes."""
-    # The kernel takes no smaller number of processes.
-    bounds = {"pid_max": str(max(processes + 16, 301)), "shmall": str(memory // 4 // resource.getpagesize()), "msgmni": "64"}
-    bounds["sem"] = "250 16000 32 64"
-    for name, most in bounds.items():
-        with contextlib.suppress(OSError):
-            _write(f"{root}/proc/sys/kernel/{name}", most)
 
 
 def limit(plan: dict[str, Any]) -> None:

@@ -142,7 +142,11 @@ class Job:
             await self.write()
             if self.cancelled or self.lost:
                 return
-            await self._wait()
+            # Until there is something to tell, something changes, or it is time to renew.
+            seen = self._creations.news.count
+            await either(self._creations.news.wait(seen, self._creations.lease / _RENEWALS), self._news.wait())
+            # What is told in one moment goes together.
+            await asyncio.sleep(0.02)
 
     async def write(self) -> None:
         """Write what was told until now, and renew the lease.
@@ -168,13 +172,6 @@ class Job:
         except BrokerError as error:
             telemetry.log.warning("creation.not_ended", id=self.creation.id, error=str(error))
             return False
-
-    async def _wait(self) -> None:
-        """Wait until there is something to tell, something changes, or it is time to renew."""
-        seen = self._creations.news.count
-        await either(self._creations.news.wait(seen, self._creations.lease / _RENEWALS), self._news.wait())
-        # What is told in one moment goes together.
-        await asyncio.sleep(0.02)
 
 
 # The same calls with the same answers may be made so often in a row.
@@ -364,17 +361,10 @@ class Puller:
     async def _outcome(self, job: Job) -> Outcome | None:
         """Run a task beside its lease; None when another process runs it now."""
         running, _ = await either(self._run(job), job.keep())
-        if not running.cancelled():
-            return _ended(running)
-        if job.cancelled:
-            return Outcome("cancelled", "cancelled while it ran")
-        return None
-
-
-def _ended(running: asyncio.Future[Outcome]) -> Outcome:
-    error = running.exception()
-    if error is None:
-        return running.result()
-    if not isinstance(error, ToolbusError):
-        telemetry.log.error("creation.failed", error=reason_of(error), exc_info=error)
-    return Outcome("failed", f"the coding agent failed: {reason_of(error)}")
+        if running.cancelled():
+            return Outcome("cancelled", "cancelled while it ran") if job.cancelled else None
+        if (error := running.exception()) is None:
+            return running.result()
+        if not isinstance(error, ToolbusError):
+            telemetry.log.error("creation.failed", error=reason_of(error), exc_info=error)
+        return Outcome("failed", f"the coding agent failed: {reason_of(error)}")

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -204,11 +204,8 @@ class _Told:
 def _born(folder: Path) -> str:
     """Return a token of this workspace: where another machine has none, the conversation begins anew, as its files would be missing."""
     path = folder / "born"
-    try:
-        with path.open("x") as file:
-            file.write(secrets.token_hex(4))
-    except FileExistsError:
-        pass
+    with suppress(FileExistsError), path.open("x") as file:
+        file.write(secrets.token_hex(4))
     found = path.read_text()
     if len(found) != 8 or not found.isalnum():
         # Its writer was killed in between.

@@ -139,27 +139,24 @@ class CodingAgent(ToolService):
         if self.worker_settings is None:
             raise ConfigurationError("the coding agent runs in a worker only")
         async with AsyncExitStack() as running:
-            self._bus = await running.enter_async_context(ToolBus(settings=self.worker_settings))
-            await self._begin(running, self._bus, deployment, model)
+            self._bus = bus = await running.enter_async_context(ToolBus(settings=self.worker_settings))
+            runs = TaskRuns(bus, deployment, model, hook_of(Records(bus), os.environ))
+            leftovers = Leftovers(bus, deployment)
+            await leftovers.prepare()
+            worker = f"{socket.gethostname()}-{os.getpid()}"
+            puller = Puller(bus.creations, worker, runs.run, deployment.options.at_once, leftovers.forget)
+            running.push_async_callback(puller.aclose)
+            puller.start()
+            if deployment.options.repair:
+                repairs = Repairs(bus, deployment.options, every=min(_LOOKS_EVERY, bus.settings.lease))
+                repairing = asyncio.create_task(keep_running("repairs", repairs.run, every=0), name="toolbus-repairs")
+
+                async def end() -> None:
+                    repairing.cancel()
+                    await asyncio.gather(repairing, return_exceptions=True)
+
+                running.push_async_callback(end)
             self._running = running.pop_all()
-
-    async def _begin(self, running: AsyncExitStack, bus: ToolBus, deployment: Deployment, model: Model) -> None:
-        runs = TaskRuns(bus, deployment, model, hook_of(Records(bus), os.environ))
-        worker = f"{socket.gethostname()}-{os.getpid()}"
-        leftovers = Leftovers(bus, deployment)
-        await leftovers.prepare()
-        puller = Puller(bus.creations, worker, runs.run, deployment.options.at_once, leftovers.forget)
-        running.push_async_callback(puller.aclose)
-        puller.start()
-        if deployment.options.repair:
-            repairs = Repairs(bus, deployment.options, every=min(_LOOKS_EVERY, bus.settings.lease))
-            repairing = asyncio.create_task(keep_running("repairs", repairs.run, every=0), name="toolbus-repairs")
-
-            async def end() -> None:
-                repairing.cancel()
-                await asyncio.gather(repairing, return_exceptions=True)
-
-            running.push_async_callback(end)
 
     async def cleanup(self) -> None:
         """Give back what runs, and disconnect."""

@@ -417,7 +417,9 @@ class Supervisor:
         try:
             async with asyncio.TaskGroup() as keepers:
                 while True:
-                    await self._until_due()
+                    while (due := self._due()) > self._loop.time():
+                        self._look.clear()
+                        await _until(due, self._look)
                     member = await self._start()
                     if member is not None:
                         keepers.create_task(self._keep(member), name=f"instance of {self._tool}")
@@ -425,12 +427,6 @@ class Supervisor:
             # Those whose tasks were cancelled before they began, or while they stopped them.
             for member in tuple(self._places.members):
                 await self._stop(member)
-
-    async def _until_due(self) -> None:
-        """Wait until an instance is to be started."""
-        while (due := self._due()) > self._loop.time():
-            self._look.clear()
-            await _until(due, self._look)
 
     def _due(self) -> float:
         """Return when the next instance is to be started, in the loop's time."""
@@ -474,7 +470,8 @@ class Supervisor:
         """Look after an instance until it is to be stopped, and stop it."""
         end = End("died", "a bug ended its supervision")
         try:
-            end = await Watch(member, self._how, self._timing, self._may_idle, self._is_well).run()
+            places, kept = self._places, self._how.keep_warm
+            end = await Watch(member, self._how, self._timing, lambda: len(places.running) > kept, self._is_well).run()
         except Exception:  # noqa: BLE001 - one instance's bug must not end the others
             telemetry.log.exception("instance.watch_bug", tool=self._tool)
         finally:
@@ -499,9 +496,6 @@ class Supervisor:
         if member in self._places.members:
             self._places.members.remove(member)
         self._on_change()
-
-    def _may_idle(self) -> bool:
-        return len(self._places.running) > self._how.keep_warm
 
     def _is_well(self) -> None:
         """Take note that an instance has run for a while, or has passed a health check that it was asked for."""
