@@ -16,7 +16,7 @@ from toolbus.bus.support.display import shortened
 from toolbus.bus.values.descriptors import effect_flaw
 from toolbus.bus.values.naming import GROUP_ID, RECORD_ID, TOOL_NAME
 from toolbus.bus.values.results import DescriptorError
-from toolbus.platform.records import BackendRuntime, RecordedTool, Running, ToolMeta, ToolSource
+from toolbus.platform.records import BackendRuntime, RecordedTool, ToolMeta, ToolSource
 from toolbus.platform.search import descriptor_of
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -390,7 +390,13 @@ def check_recorded(tool: RecordedTool) -> RecordedTool:
         raise DescriptorError(f"there are more than {_MOST_SOURCES} sources", path="$.sources")
     for index, source in enumerate(tool.sources):
         check_source(source, f"$.sources[{index}]")
-    _check_running(tool.running)
+    running = tool.running
+    for name, (least, most) in _RUNNING.items():
+        check_number(getattr(running, name), least, most, f"$.running.{name}")
+    if running.keep_warm > running.instances:
+        raise DescriptorError(f"{running.keep_warm} are kept warm of at most {running.instances} instances", path="$.running.keep_warm")
+    if flaw := effect_flaw(running.effect):
+        raise DescriptorError(flaw, path="$.running.effect")
     check_number(tool.revision, 1, 1e9, "$.revision")
     if _DIGEST.fullmatch(tool.code) is None:
         raise wrong(tool.code, "a digest in hexadecimal", "$.code")
@@ -452,16 +458,6 @@ def check_runtime(runtime: BackendRuntime) -> BackendRuntime:
 def _check_texts(record: ToolMeta | ToolGroup | BackendRuntime, path: str) -> None:
     for name, most in _TEXTS.items():
         check_text(getattr(record, name, ""), f"{path}.{name}", most)
-
-
-def _check_running(running: Running) -> None:
-    for name, (least, most) in _RUNNING.items():
-        check_number(getattr(running, name), least, most, f"$.running.{name}")
-    if running.keep_warm > running.instances:
-        raise DescriptorError(f"{running.keep_warm} are kept warm of at most {running.instances} instances", path="$.running.keep_warm")
-    flaw = effect_flaw(running.effect)
-    if flaw:
-        raise DescriptorError(flaw, path="$.running.effect")
 
 
 def _check_schema(schema: Mapping[str, Any], path: str) -> None:

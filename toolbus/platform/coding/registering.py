@@ -120,11 +120,6 @@ class Copy:
             each.chmod(0o755)
 
 
-def digest_in(files: Folder, project: str) -> str:
-    """Return the digest of a project's code as it is in the workspace now."""
-    return digest_of_folder(files.folder(project))
-
-
 def bring_code(folder: str, files: Folder, project: str) -> int:
     """Copy the code of a tool into a workspace; return the number of its files.
 
@@ -528,7 +523,7 @@ class Registrar:
                 answered: list[Example] = await tried_container(made, trial, examples)
             else:
                 answered = await tried(workspace, project, path, examples, network=network)
-            if await asyncio.to_thread(digest_in, files, project) != copy.digest:
+            if await asyncio.to_thread(lambda: digest_of_folder(files.folder(project))) != copy.digest:
                 message = "the project's files changed while it ran; a tool must not write into its own folder (use a temporary one)"
                 raise ToolError(message, code="code_changed")
             record = msgspec.structs.replace(made, sources=(source,), code=copy.digest, examples=tuple(answered))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from toolbus.bus.values.results import Progress, ToolError, ToolResult, deadline_exceeded
+from toolbus.bus.values.results import Progress, ToolError, ToolResult
 from toolbus.platform.backends.runner import CONNECTION_LOST, NOT_REACHED, Instance, Output
 from toolbus.platform.records import Running
 
@@ -212,12 +212,6 @@ def down(tool: str, reason: str, wait: float, *, permanent: bool) -> ToolError:
 def closed(tool: str) -> ToolError:
     """Return the error of a call to a tool that is no longer served here."""
     return ToolError(f"{tool} is no longer served here", type="unavailable", code=CLOSED, retryable=True)
-
-
-def too_late(tool: str, reason: str) -> ToolError:
-    """Return the error of a call whose deadline passed before it had an instance."""
-    why = f": {reason}" if reason else ""
-    return ToolError(deadline_exceeded(f"{tool} had no instance for the call within its time{why}", "not_started"))
 
 
 class Waiter:

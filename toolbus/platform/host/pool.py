@@ -147,7 +147,8 @@ class Pool:
         try:
             return await self._places.wait(output, "" if self._places.running else starting(tool), deadline)
         except TimeoutError:
-            raise losses.too_late(tool, starts.last_error if starts.failures else "") from None
+            why = f": {starts.last_error}" if starts.failures and starts.last_error else ""
+            raise ToolError(deadline_exceeded(f"{tool} had no instance for the call within its time{why}", "not_started")) from None
 
     # -- what becomes known -----------------------------------------------------------------------
 
