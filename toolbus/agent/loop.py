@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,6 @@ from toolbus.agent.history import (
 from toolbus.agent.reply import Reply, valid_name
 from toolbus.bus.client.executor.executor import ToolExecutor
 from toolbus.bus.client.executor.observers import ToolEvent
-from toolbus.bus.client.executor.toolcalls import ModelCall
 from toolbus.bus.values.encoding import whole_text
 from toolbus.bus.values.events import Finished
 from toolbus.bus.values.results import ConfigurationError, EndpointError, ErrorInfo, ToolResult
@@ -189,7 +188,8 @@ class Agent:
         """Hold the kept conversation: no other process writes it meanwhile."""
         conversations = self._executor.conversations if self._conversations is None else self._conversations
         async with HeldConversation(conversations, self._executor.user, self._conversation or "") as held:
-            history = KeptHistory(held, self._system, self._told)
+            # The calls of a turn that was given up are answered as those of any other.
+            history = KeptHistory(held, self._system, lambda calls, results: _named(self._everywhere.answered(calls, results)))
             self._recall(history)
             try:
                 yield history
@@ -306,10 +306,6 @@ class Agent:
             return {}
         tools = {call.id: self._executor.find(call.name) for call in turn.pending()}
         return {call: ToolResult.fail(_FORGOTTEN) for call, tool in tools.items() if tool is not None and tool.descriptor.effect == "once"}
-
-    def _told(self, calls: Sequence[ModelCall], results: Sequence[ToolResult]) -> list[dict[str, Any]]:
-        """Return the messages that answer the calls of a turn that was given up."""
-        return _named(self._everywhere.answered(calls, results))
 
     def _recall(self, history: KeptHistory) -> None:
         """Let later calls refer to results of the session, which this process may not have seen."""
