@@ -9,7 +9,7 @@ import time
 from toolbus.operations.conformance.agent_reconnect_checks import RECONNECTS
 from toolbus.operations.conformance.agent_scene import AgentScene, Ear, end
 from toolbus.operations.conformance.agent_session_checks import SESSIONS
-from toolbus.operations.conformance.checks import Broken, Table, until, until_not
+from toolbus.operations.conformance.checks import Broken, Table, broken_if, until, until_not
 from toolbus.operations.conformance.scene import SERVICE, fields_of
 
 AGENT = Table[AgentScene]()
@@ -27,13 +27,11 @@ async def publishes(scene: AgentScene) -> None:
     for name in ("id", "agent"):
         if not isinstance(request.get(name), str) or not _IDENT.match(request[name]):
             raise Broken(f"`{name}` must be 1–64 of A–Z a–z 0–9 _ -, not {request.get(name)!r}")
-    if len(request["id"]) < 22:
-        raise Broken(f"the id {request['id']!r} is too short for 128 random bits")
+    broken_if(len(request["id"]) < 22, f"the id {request['id']!r} is too short for 128 random bits")
     if request.get("service") != SERVICE or request.get("tool") != "conformance-echo" or request.get("arguments") != {"text": "hello"}:
         raise Broken(f"service, tool or arguments are not what was called: {request}")
     left = taken.due / 1000 - time.time()
-    if not 15 < left < 25:
-        raise Broken(f"the deadline is {left:.1f} s away; 20 were asked for")
+    broken_if(not 15 < left < 25, f"the deadline is {left:.1f} s away; 20 were asked for")
     await scene.answer(taken, "hello")
     await scene.ended_as("1", "hello", None)
 
@@ -45,8 +43,7 @@ async def draws_agent_ids(scene: AgentScene) -> None:
     await scene.leave()
     await scene.start()
     second = await scene.called("2")
-    if first.agent == second.agent:
-        raise Broken(f"two processes have the agent id {first.agent!r}: each would read the answers to the other one")
+    broken_if(first.agent == second.agent, f"two processes have the agent id {first.agent!r}: each would read the answers to the other one")
 
 
 @AGENT.check("A3", 0)
@@ -54,8 +51,7 @@ async def keeps_its_reply_stream(scene: AgentScene) -> None:
     """Its reply stream exists before a request is published, and has a TTL that it renews."""
     taken = await scene.called()
     ttl = int(await scene.probe.run("PTTL", scene.keys.replies(taken.agent)))
-    if ttl < 0:
-        raise Broken("the reply stream does not exist" if ttl == -2 else "the reply stream has no TTL")
+    broken_if(ttl < 0, "the reply stream does not exist" if ttl == -2 else "the reply stream has no TTL")
     await scene.answer(taken)
     await scene.ended("1")
 
@@ -82,8 +78,7 @@ async def counts_flushes(scene: AgentScene) -> None:
         taken = await scene.answered(name)
     flushes = fields_of(await scene.probe.run("HGETALL", scene.keys.flushes(taken.agent)))
     numbers = sorted(int(value.split()[0]) for value in flushes.values())
-    if len(numbers) < 2 or numbers != list(range(len(numbers))):
-        raise Broken(f"three calls were published in the flushes {numbers}")
+    broken_if(len(numbers) < 2 or numbers != list(range(len(numbers))), f"three calls were published in the flushes {numbers}")
 
 
 @AGENT.check("A6", 0)
@@ -112,8 +107,7 @@ async def knows_absent_services(scene: AgentScene) -> None:
     """A call to a service that nobody serves ends at once as unavailable or not_found."""
     await scene.call("1", service="nobody", tool="nothing")
     kind = ((await scene.ended("1")).get("error") or {}).get("type")
-    if kind not in {"unavailable", "not_found"}:
-        raise Broken(f"it ended as {kind}")
+    broken_if(kind not in {"unavailable", "not_found"}, f"it ended as {kind}")
 
 
 @AGENT.check("A9", 0)
@@ -171,8 +165,7 @@ async def leaves(scene: AgentScene) -> None:
     taken = await scene.answered()
     await scene.leave()
     left = [key for key in (scene.keys.replies(taken.agent), scene.keys.flushes(taken.agent)) if await scene.exists(key)]
-    if left:
-        raise Broken(f"it left {', '.join(left)} behind")
+    broken_if(left, f"it left {', '.join(left)} behind")
 
 
 # -- level 1 --------------------------------------------------------------------------------------
@@ -194,8 +187,7 @@ async def drops_repeats(scene: AgentScene) -> None:
     await scene.send(taken, a, a, b, a)
     await scene.send(taken, b, end(2))
     await scene.ended_as("1", "ab", None)
-    if scene.text("1") != "ab":
-        raise Broken(f"the pieces that it told are {scene.text('1')!r}")
+    broken_if(scene.text("1") != "ab", f"the pieces that it told are {scene.text('1')!r}")
 
 
 @AGENT.check("A16", 1)
@@ -204,8 +196,7 @@ async def waits_for_missing_frames(scene: AgentScene) -> None:
     taken = await scene.called()
     await scene.send(taken, {"seq": 1, "response": "b"}, end(2))
     await asyncio.sleep(0.2)
-    if scene.text("1"):
-        raise Broken(f"it told {scene.text('1')!r} before the first piece had come")
+    broken_if(scene.text("1"), f"it told {scene.text('1')!r} before the first piece had come")
     await scene.send(taken, {"seq": 0, "response": "a"})
     await scene.ended_as("1", "ab", None)
 
@@ -273,8 +264,7 @@ async def ends_once(scene: AgentScene) -> None:
     late = end(0, response="late")
     await scene.send(taken, {"seq": 2, "response": "late"}, {**late, "seq": 3}, {**late, "run": "later", "attempt": 2})
     await scene.answered("2")
-    if len(scene.events["1"]) > told:
-        raise Broken(f"after the end it told {scene.events['1'][told:]}")
+    broken_if(len(scene.events["1"]) > told, f"after the end it told {scene.events['1'][told:]}")
 
 
 @AGENT.check("A23", 1)

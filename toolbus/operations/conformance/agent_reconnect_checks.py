@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from toolbus.operations.conformance.agent_scene import AgentScene, end
-from toolbus.operations.conformance.checks import TENANT, Broken, Table, until
+from toolbus.operations.conformance.checks import TENANT, Broken, Table, broken_if, until
 from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
 
 RECONNECTS = Table[AgentScene]()
@@ -23,8 +23,7 @@ async def _refused(scene: AgentScene, error: str) -> None:
     await scene.answered("first")
     scene.proxy.plan(_publishes, "refuse", error)
     taken = await scene.called("refused")
-    if not scene.proxy.done:
-        raise Broken("it does not publish with a script that has `pub:<agent>` as its first key")
+    broken_if(not scene.proxy.done, "it does not publish with a script that has `pub:<agent>` as its first key")
     await scene.answer(taken, "fine")
     await scene.ended_as("refused", "fine", None)
 
@@ -37,8 +36,7 @@ async def hides_equal_runs(scene: AgentScene) -> None:
     await scene.send(taken, {**again, "seq": 0, "response": "the "}, {**again, "seq": 1, "response": "same text"})
     await scene.send(taken, end(2, **again))
     await scene.ended_as("1", "the same text", None)
-    if any(event.get("reset") for event in scene.events["1"]):
-        raise Broken("it told a reset although the text is the same")
+    broken_if(any(event.get("reset") for event in scene.events["1"]), "it told a reset although the text is the same")
 
 
 @RECONNECTS.check("A27", 2)
@@ -81,8 +79,7 @@ async def makes_its_stream_again(scene: AgentScene) -> None:
 async def reads_the_registry(scene: AgentScene) -> None:
     """It finds a tool by its name in the registry."""
     taken = await scene.found(f"{SERVICE}-echo", SERVICE, 10.0)
-    if taken.request.get("service") != SERVICE:
-        raise Broken(f"it called the service {taken.request.get('service')!r}")
+    broken_if(taken.request.get("service") != SERVICE, f"it called the service {taken.request.get('service')!r}")
 
 
 @RECONNECTS.check("A32", 2)
@@ -128,8 +125,7 @@ async def publishes_once(scene: AgentScene) -> None:
     for fault in ("cut before", "cut after"):
         scene.proxy.plan(_publishes, fault)
         taken = await scene.called(fault)
-        if not scene.proxy.done:
-            raise Broken("it does not publish with a script that has `pub:<agent>` among its keys")
+        broken_if(not scene.proxy.done, "it does not publish with a script that has `pub:<agent>` among its keys")
         scene.proxy.forget()
         await scene.answer(taken, "fine")
         await scene.ended_as(fault, "fine", None)
@@ -155,8 +151,7 @@ async def reads_on(scene: AgentScene) -> None:
         raise Broken("it does not read with XREAD")
     await scene.send(taken, {"seq": 3, "response": "four "}, end(4))
     await scene.ended_as("1", "one two three four ", None)
-    if scene.text("1") != "one two three four ":
-        raise Broken(f"the pieces that it told are {scene.text('1')!r}")
+    broken_if(scene.text("1") != "one two three four ", f"the pieces that it told are {scene.text('1')!r}")
 
 
 @RECONNECTS.check("A38", 2)
@@ -189,8 +184,7 @@ async def checks_the_namespace(scene: AgentScene) -> None:
     await scene.probe.run("HSET", scene.keys.format, "version", 9)
     await scene.start()
     code = await scene.exit_code_of(STARTS)
-    if not code:
-        raise Broken(f"in a namespace of version 9 it {'went on' if code is None else 'ended with exit code 0'}")
+    broken_if(not code, f"in a namespace of version 9 it {'went on' if code is None else 'ended with exit code 0'}")
 
 
 async def _is_omitted(scene: AgentScene, name: str, queue: str, **more: Any) -> None:
@@ -198,13 +192,11 @@ async def _is_omitted(scene: AgentScene, name: str, queue: str, **more: Any) -> 
     await scene.call(name, service="", timeout=3.0, **more)
 
     async def has_ended() -> bool:
-        if await scene.request_of(queue):
-            raise Broken(f"it published the call {name!r}")
+        broken_if(await scene.request_of(queue), f"it published the call {name!r}")
         return bool(scene.ends(name))
 
     await until(has_ended, 10.0, f"the call {name!r} does not end")
-    if not (await scene.ended(name)).get("error"):
-        raise Broken(f"the call {name!r}, which was not published, ended as a success")
+    broken_if(not (await scene.ended(name)).get("error"), f"the call {name!r}, which was not published, ended as a success")
 
 
 @RECONNECTS.check("A50", 2)
@@ -257,8 +249,7 @@ async def names_open_flushes(scene: AgentScene) -> None:
     scene.proxy.plan(is_flush, "late")
     for name in ("open", "behind"):
         taken = await scene.called(name)
-        if name == "open" and not scene.proxy.withheld:
-            raise Broken("it does not publish with a script that has `pub:<agent>` as its first key")
+        broken_if(name == "open" and not scene.proxy.withheld, "it does not publish with a script that has `pub:<agent>` as its first key")
         await scene.answer(taken, "fine")
     for name in ("open", "behind"):
         await scene.ended_as(name, "fine", None)

@@ -14,7 +14,7 @@ from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.opening import Probe
 from toolbus.bus.values.descriptors import parse_service, parse_tool
 from toolbus.bus.values.settings import Settings
-from toolbus.operations.conformance.checks import Broken, until
+from toolbus.operations.conformance.checks import Broken, broken_if, until
 from toolbus.operations.conformance.proxy import Proxy, each_value, words_of
 from toolbus.operations.conformance.scene import MOST_WRITTEN, SERVICE, STARTS, TOO_MUCH, Program, Scene, fields_of, shown
 
@@ -178,8 +178,7 @@ class AgentScene(Scene):
             *tools,
         )
         answer = await self.probe.script(scripts.REGISTER, (*tables, *own), *common, *args)
-        if answer[0] != b"ok":
-            raise Broken(f"the kit can't register its service: {answer}")
+        broken_if(answer[0] != b"ok", f"the kit can't register its service: {answer}")
         return instance
 
     async def write_silently(self, service: str, tool: str, token: str) -> None:
@@ -255,22 +254,24 @@ class AgentScene(Scene):
 
         return await until(request, within, f"it does not know the tool {tool!r}, which was published")
 
-    async def leave(self) -> None:
-        """Close the agent's standard input, and wait for its end."""
+    @property
+    def _input(self) -> asyncio.StreamWriter:
         if self._agent is None or self._agent.stdin is None:
             raise Broken("the agent does not run")
-        self._agent.stdin.close()
-        if await self.exit_code_of(10.0) is None:
-            raise Broken("it did not end within 10 s of the end of its input")
+        return self._agent.stdin
+
+    async def leave(self) -> None:
+        """Close the agent's standard input, and wait for its end."""
+        self._input.close()
+        broken_if(await self.exit_code_of(10.0) is None, "it did not end within 10 s of the end of its input")
         await self.end()
 
     async def tell(self, **what: object) -> None:
         """Write a line to the agent."""
-        if self._agent is None or self._agent.stdin is None:
-            raise Broken("the agent does not run")
+        stdin = self._input
         try:
-            self._agent.stdin.write(json.dumps(what).encode() + b"\n")
-            await self._agent.stdin.drain()
+            stdin.write(json.dumps(what).encode() + b"\n")
+            await stdin.drain()
         except OSError:
             code = await self.exit_code_of(1.0)
             raise Broken("the agent has closed its standard input" if code is None else f"the agent ended with exit code {code}") from None
@@ -321,8 +322,7 @@ class AgentScene(Scene):
             Broken: it does not, or has.
         """
         self.program.check_written()
-        if self._wrong:
-            raise Broken(self._wrong)
+        broken_if(self._wrong, self._wrong)
         if self._agent is not None and self._agent.returncode is not None:
             raise Broken(f"the agent ended with exit code {self._agent.returncode}")
 
@@ -338,8 +338,7 @@ class AgentScene(Scene):
             return self.ends(name)
 
         ends = await until(found, within, f"the agent told no end of call {name!r}")
-        if len(ends) != 1:
-            raise Broken(f"the agent told {len(ends)} ends of call {name!r}")
+        broken_if(len(ends) != 1, f"the agent told {len(ends)} ends of call {name!r}")
         return ends[0]
 
     async def ended_as(self, name: str, text: str | None, error: str | None, *, within: float = 10.0) -> None:

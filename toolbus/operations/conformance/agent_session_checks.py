@@ -10,7 +10,7 @@ from typing import Any
 
 from toolbus.bus.broker.server.keys import session_digest
 from toolbus.operations.conformance.agent_scene import AgentScene, Ear, Taken, end
-from toolbus.operations.conformance.checks import Broken, Table, until, until_not
+from toolbus.operations.conformance.checks import Broken, Table, broken_if, until, until_not
 from toolbus.operations.conformance.scene import LEASE, SERVICE
 
 SESSIONS = Table[AgentScene]()
@@ -62,8 +62,7 @@ async def shares(scene: AgentScene) -> None:
     await scene.send(taken, {"seq": 1, "response": "both"}, end(2))
     for name in ("first", "second"):
         await scene.ended_as(name, "for both", None)
-    if await scene.request_of(SERVICE):
-        raise Broken("the call was published twice")
+    broken_if(await scene.request_of(SERVICE), "the call was published twice")
 
 
 async def _two_share(scene: AgentScene) -> bool:
@@ -86,8 +85,7 @@ async def leaves_shared_calls(scene: AgentScene) -> None:
     await scene.tell(cancel="first")
     await scene.ended_as("first", None, "cancelled", within=3.0)
     await until_not(lambda: _two_share(scene), 3.0, "the record of the key still has the caller that cancelled")
-    if not await scene.waits(taken.entry):
-        raise Broken("the request is out of the queue although another caller waits for it")
+    broken_if(not await scene.waits(taken.entry), "the request is out of the queue although another caller waits for it")
     await scene.tell(cancel="second")
     await until_not(lambda: scene.waits(taken.entry), 3.0, "the request is in the queue although nobody waits for it")
 
@@ -96,11 +94,9 @@ async def leaves_shared_calls(scene: AgentScene) -> None:
 async def orders_sessions(scene: AgentScene) -> None:
     """Calls in a session of a service with sticky-sessions are ordered: each entry names the one before it."""
     first = await _in_session(scene, "1")
-    if not first.request.get("ordered"):
-        raise Broken("`ordered` is not set")
+    broken_if(not first.request.get("ordered"), "`ordered` is not set")
     second = await _in_session(scene, "2")
-    if second.after != first.entry:
-        raise Broken(f"the field p is {second.after!r}; the entry before it is {first.entry}")
+    broken_if(second.after != first.entry, f"the field p is {second.after!r}; the entry before it is {first.entry}")
 
 
 @SESSIONS.check("A47", 3)
@@ -110,8 +106,7 @@ async def remembers_states(scene: AgentScene) -> None:
     await scene.answer(first, state="token-of-the-kit")
     await scene.ended("1")
     second = await _in_session(scene, "2")
-    if second.request.get("state") != "token-of-the-kit":
-        raise Broken(f"the field state is {second.request.get('state')!r}")
+    broken_if(second.request.get("state") != "token-of-the-kit", f"the field state is {second.request.get('state')!r}")
 
 
 @SESSIONS.check("A48", 3)
@@ -177,8 +172,7 @@ async def waits_for_people(scene: AgentScene) -> None:
     await scene.send(taken, {"seq": 0, "kind": "confirm", "confirm": asked})
     await asyncio.sleep(2.5)
     scene.check_alive()
-    if scene.ends("1"):
-        raise Broken("the call's time went on while its handler waited for a person")
+    broken_if(scene.ends("1"), "the call's time went on while its handler waited for a person")
     await scene.send(taken, {"seq": 1, "kind": "confirm", "confirm": {"id": "a" * 32, "allowed": True}})
     await scene.send(taken, end(2, response="allowed"))
     await scene.ended_as("1", "allowed", None)

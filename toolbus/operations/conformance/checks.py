@@ -35,6 +35,12 @@ class Broken(AssertionError):
     """The program under test did something that the protocol forbids, or left out something that it asks for."""
 
 
+def broken_if(fault: object, problem: str) -> None:
+    """Raise ``Broken`` with what is wrong if there is a fault, which is any true value."""
+    if fault:
+        raise Broken(problem)
+
+
 class NotChecked(Exception):
     """The program has nothing that a requirement is about, for example no sessions."""
 
@@ -132,8 +138,7 @@ async def until(condition: Callable[[], Awaitable[T | None]], within: float, pro
         found = await condition()
         if found:
             return found
-        if asyncio.get_running_loop().time() > end:
-            raise Broken(f"{problem} (within {within:g} s)")
+        broken_if(asyncio.get_running_loop().time() > end, f"{problem} (within {within:g} s)")
         await asyncio.sleep(0.02)
 
 

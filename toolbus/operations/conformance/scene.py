@@ -20,7 +20,7 @@ from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.broker.transport.opening import Probe
 from toolbus.bus.values.results import BrokerError, ConfigurationError
 from toolbus.bus.values.settings import Settings
-from toolbus.operations.conformance.checks import Broken, NotChecked, Outcome, Requirement, Status
+from toolbus.operations.conformance.checks import Broken, NotChecked, Outcome, Requirement, Status, broken_if
 from toolbus.operations.conformance.proxy import Proxy
 
 SERVICE = "conformance"
@@ -108,8 +108,7 @@ class Program:
         Raises:
             Broken: they have.
         """
-        if self._log.stat().st_size > MOST_WRITTEN:
-            raise Broken(TOO_MUCH)
+        broken_if(self._log.stat().st_size > MOST_WRITTEN, TOO_MUCH)
 
     def exit_code(self) -> int | None:
         """Return the exit code of a process that has ended by itself; None while all run."""

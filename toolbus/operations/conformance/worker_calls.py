@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from toolbus.operations.conformance.checks import Broken, until
+from toolbus.operations.conformance.checks import Broken, broken_if, until
 from toolbus.operations.conformance.scene import LEASE
 
 MOST_PIECE = 65_536
@@ -44,11 +44,9 @@ def check_run(frames: Frames) -> None:
     if len(runs) != 1 or not all(isinstance(run, str) and run for run in runs):
         raise Broken(f"the frames of one run must have the same token in `run`, not {sorted(map(str, runs))}")
     numbers = [frame.get("seq", 0) for frame in frames]
-    if numbers != list(range(len(frames))):
-        raise Broken(f"`seq` must count from 0 without gaps, and was {numbers[:20]}")
+    broken_if(numbers != list(range(len(frames))), f"`seq` must count from 0 without gaps, and was {numbers[:20]}")
     ends = [bool(frame.get("end_of_stream")) for frame in frames]
-    if ends.count(True) != 1 or not ends[-1]:
-        raise Broken(f"exactly one frame has end_of_stream, the last one; there were {ends.count(True)}")
+    broken_if(ends.count(True) != 1 or not ends[-1], f"exactly one frame has end_of_stream, the last one; there were {ends.count(True)}")
 
 
 def check_count(frames: Frames, to: int, what: str) -> None:

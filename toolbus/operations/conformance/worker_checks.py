@@ -12,7 +12,7 @@ from functools import partial
 from toolbus.bus.broker.registry.registry import TTL as REGISTRY_TTL
 from toolbus.bus.broker.replies.finish import MOST_BYTES
 from toolbus.bus.broker.server import scripts
-from toolbus.operations.conformance.checks import TENANT, Broken, NotChecked, Table, until
+from toolbus.operations.conformance.checks import TENANT, Broken, NotChecked, Table, broken_if, until
 from toolbus.operations.conformance.scene import BESIDE, LEASE, SERVICE, STARTS, fields_of
 from toolbus.operations.conformance.worker_calls import (
     MOST_OUTPUT,
@@ -46,8 +46,7 @@ async def registers(scene: WorkerScene) -> None:
     """It publishes its service with tools that agents can read, for `registry_ttl`, and ends, serving nothing, if another has its name."""
     names = await scene.tools()
     missing = {f"{SERVICE}-echo", f"{SERVICE}-count"} - names
-    if missing:
-        raise Broken(f"the publication lacks {', '.join(sorted(missing))}; it has {', '.join(sorted(names)) or 'no tools'}")
+    broken_if(missing, f"the publication lacks {', '.join(sorted(missing))}; it has {', '.join(sorted(names)) or 'no tools'}")
     for key in (scene.keys.services, scene.keys.names, scene.keys.instances(SERVICE), scene.queue, scene.fence):
         await scene.check_ttl(key, REGISTRY_TTL, "registry_ttl")
     await _heeds_names_of_others(scene)
@@ -103,8 +102,7 @@ async def draws_runs(scene: WorkerScene) -> None:
     """Each start of a handler has a random run token of its own, the attempt 1, and the worker's instance in its first frame."""
     sent = [await scene.call_echo(str(number)) for number in range(3)]
     frames = [frame for each in sent for frame in await scene.frames(each)]
-    if len({frame["run"] for frame in frames}) != len(sent):
-        raise Broken("calls share a run token")
+    broken_if(len({frame["run"] for frame in frames}) != len(sent), "calls share a run token")
     if any(frame.get("attempt", 1) != 1 for frame in frames):
         raise Broken(f"the attempt of a first delivery is 1, not {[frame.get('attempt', 1) for frame in frames]}")
     for frame in frames:
@@ -125,8 +123,7 @@ async def answers_many(scene: WorkerScene) -> None:
     for number, each in enumerate(sent):
         frames = await scene.ended(each, 20)
         check_run(frames)
-        if text_of(frames) != f"text {number}":
-            raise Broken(f"call {number} got {text_of(frames)[:60]!r}")
+        broken_if(text_of(frames) != f"text {number}", f"call {number} got {text_of(frames)[:60]!r}")
     agents = [scene.agent, await scene.draw_neighbour()]
     mixed = await asyncio.gather(*(scene.publish("echo", {"text": str(number)}, agent=agents[number % 2]) for number in range(100)))
     await asyncio.gather(*(scene.wait_until_gone(each, 20.0) for each in mixed))
@@ -174,8 +171,7 @@ async def leaves_expired_requests(scene: WorkerScene) -> None:
     for each in await asyncio.gather(*(scene.publish("echo", {"text": "late"}, due=due) for _ in range(_MORE_THAN_SLOTS))):
         frames = await scene.ended(each)
         ended_as(frames, "deadline_exceeded")
-        if "late" in text_of(frames):
-            raise Broken("it was run all the same")
+        broken_if("late" in text_of(frames), "it was run all the same")
     await scene.call_echo(f"after {_MORE_THAN_SLOTS} expired requests")
 
 
@@ -212,8 +208,7 @@ async def survives_callers_that_left(scene: WorkerScene) -> None:
     sent = await scene.publish("echo", {"text": "x"}, agent=gone)
     await scene.wait_until_gone(sent)
     kept = int(await scene.probe.run("PTTL", scene.keys.replies(gone)))
-    if kept == -1:
-        raise Broken("it made a reply stream that is never removed")
+    broken_if(kept == -1, "it made a reply stream that is never removed")
     made = await scene.probe.run("XRANGE", scene.keys.replies(gone), "-", "+")
     if kept > 5_000 or not made or made[0][1] != [b"o", b"lost"]:
         raise Broken("a request that had just been published was not answered in a stream that is made anew for 5 s: its agent may live")
@@ -224,8 +219,7 @@ async def survives_callers_that_left(scene: WorkerScene) -> None:
 async def answers_nobody(scene: WorkerScene) -> None:
     """A request whose agent is empty is run, and nobody is answered."""
     await scene.wait_until_gone(await scene.publish("echo", {"text": "x"}, agent=""))
-    if await scene.exists(scene.keys.replies("")):
-        raise Broken("it made a reply stream of nobody")
+    broken_if(await scene.exists(scene.keys.replies("")), "it made a reply stream of nobody")
 
 
 @WORKER.check("W14", 0)
@@ -252,12 +246,10 @@ async def beats(scene: WorkerScene) -> None:
         now = await scene.now()
         for instance in await scene.instances():
             left = float(await scene.probe.run("ZSCORE", scene.keys.live, f"{SERVICE}/{instance}")) - now
-            if left > LEASE * 1000 + 500:
-                raise Broken(f"its lease has {left / 1000:.1f} s left; TOOLBUS_LEASE is {LEASE:g}")
+            broken_if(left > LEASE * 1000 + 500, f"its lease has {left / 1000:.1f} s left; TOOLBUS_LEASE is {LEASE:g}")
         await scene.call_echo("alive")
         await asyncio.sleep(LEASE / 2)
-        if not await scene.instances():
-            raise Broken("its lease has ended although it lives")
+        broken_if(not await scene.instances(), "its lease has ended although it lives")
     await check_often(partial(scene.age_of_beat, await scene.only_instance()), "it does not beat")
     for key in kept:
         await scene.check_ttl(key, REGISTRY_TTL, "registry_ttl")
@@ -322,10 +314,8 @@ async def leaves(scene: WorkerScene) -> None:
     sent = await scene.publish("count", {"to": 5, "delay": 0.1})
     await until(lambda: scene.is_running(sent), 5.0, "the call did not begin")
     code = await scene.program.stop(scene.worker)
-    if code != 0:
-        raise Broken(f"it ended with exit code {code}")
-    if await scene.instances():
-        raise Broken("it is still in the registry after its end")
+    broken_if(code != 0, f"it ended with exit code {code}")
+    broken_if(await scene.instances(), "it is still in the registry after its end")
     if any(row.startswith(b"i:") for row in await scene.probe.run("HKEYS", scene.keys.instances(BESIDE))):
         raise Broken(f"it is still in the registry with {BESIDE} after its end")
     # Of its owner, its service, and when it is free; one that is free may be gone.
@@ -335,8 +325,7 @@ async def leaves(scene: WorkerScene) -> None:
     frames = await scene.frames(sent)
     if not frames or not frames[-1].get("end_of_stream"):
         holder, _, _ = await scene.holder(sent)
-        if not holder.startswith("~back"):
-            raise Broken("a call that ran at SIGTERM was neither answered nor handed back")
+        broken_if(not holder.startswith("~back"), "a call that ran at SIGTERM was neither answered nor handed back")
 
 
 @WORKER.check("W64", 0)
@@ -358,8 +347,7 @@ async def streams(scene: WorkerScene) -> None:
     sent = await scene.begun(8)
     first = time.monotonic() - begun
     check_count(await scene.ended(sent), 8, "a call")
-    if time.monotonic() - begun - first < 0.2:
-        raise Broken("all text came at the end")
+    broken_if(time.monotonic() - begun - first < 0.2, "all text came at the end")
 
 
 @WORKER.check("W21", 1)
@@ -378,8 +366,7 @@ async def tells_starts(scene: WorkerScene) -> None:
     """With `events`, a frame `start` comes before anything else."""
     frames = await scene.ended(await scene.publish("count", {"to": 2, "delay": 0.1}, events=True))
     check_run(frames)
-    if frames[0].get("kind") != "start":
-        raise Broken(f"the first frame is {frames[0].get('kind', 'text')!r}")
+    broken_if(frames[0].get("kind") != "start", f"the first frame is {frames[0].get('kind', 'text')!r}")
 
 
 @WORKER.check("W23", 1)
@@ -398,8 +385,7 @@ async def cuts_large_data(scene: WorkerScene) -> None:
     await scene.need("data")
     frames = await scene.ended(await scene.publish("data", {"size": 600_000}))
     check_run(frames)
-    if frames[-1].get("data") is not None:
-        raise Broken("`data` of the end is not null")
+    broken_if(frames[-1].get("data") is not None, "`data` of the end is not null")
     pieces = [frame.get("response") or frame.get("data") or "" for frame in frames if frame.get("kind") == "data"]
     if any(len(piece.encode()) > MOST_PIECE for piece in pieces):
         raise Broken(f"the pieces of `data` have {[len(piece.encode()) for piece in pieces]} bytes")
@@ -407,8 +393,7 @@ async def cuts_large_data(scene: WorkerScene) -> None:
         whole = json.loads("".join(pieces))
     except ValueError as error:
         raise Broken(f"the pieces of `data`, joined, are no JSON: {error}") from None
-    if whole != {"text": "x" * 600_000}:
-        raise Broken("the pieces of `data`, joined, are another value")
+    broken_if(whole != {"text": "x" * 600_000}, "the pieces of `data`, joined, are another value")
 
 
 @WORKER.check("W25", 1)
@@ -419,14 +404,12 @@ async def cancels(scene: WorkerScene) -> None:
     sent = [await scene.begun(1_000, 0.05) for _ in why]
     for each, error in zip(sent, why, strict=True):
         found = await scene.probe.script(scripts.CANCEL, keys, each.entry, each.id, 30_000, scene.keys.wake(SERVICE), error)
-        if found != b"signalled":
-            raise Broken(f"the call was {found!r} instead of running")
+        broken_if(found != b"signalled", f"the call was {found!r} instead of running")
     for each in sent:
         await until(partial(scene.is_finished, each), 3.0, "the call went on after it was cancelled")
     told = [len(await scene.frames(each)) for each in sent]
     await asyncio.sleep(0.3)
-    if [len(await scene.frames(each)) for each in sent] != told:
-        raise Broken("frames came after the end of a cancelled call")
+    broken_if([len(await scene.frames(each)) for each in sent] != told, "frames came after the end of a cancelled call")
     for each, error in zip(sent, why, strict=True):
         if await scene.has_ended(each):
             ended_as(await scene.frames(each), error)
@@ -471,8 +454,7 @@ async def catches_up_on_cancellations(scene: WorkerScene) -> None:
     # It estimates the server's time.
     if not least - _CLOCKS <= said <= most + _CLOCKS:
         raise Broken(f"the request waited for between {least} and {most} ms, and `queued_ms` of its first frame is {said}")
-    if kept is None:
-        raise Broken("it removed the id of a cancelled call from `cancelled:`, where other workers look for it")
+    broken_if(kept is None, "it removed the id of a cancelled call from `cancelled:`, where other workers look for it")
 
 
 @WORKER.check("W27", 1)
@@ -555,8 +537,7 @@ async def bounds_output(scene: WorkerScene) -> None:
         frames = await scene.ended(await scene.publish(role, {"size": MOST_OUTPUT + MOST_PIECE}), 30.0)
         check_run(frames)
         ended_as(frames, "tool_error", "output_limit")
-        if len(text_of(frames)) > MOST_OUTPUT:
-            raise Broken(f"it ended after {len(text_of(frames)):,} bytes")
+        broken_if(len(text_of(frames)) > MOST_OUTPUT, f"it ended after {len(text_of(frames)):,} bytes")
         was_sent |= any(frame.get("kind", "text") == "text" for frame in frames)
     if not was_sent:
         raise NotChecked(f"{SERVICE}-large sends no text before its end, so nothing is sent as it is made; what it returns is bounded")
@@ -586,8 +567,7 @@ async def bounds_its_scripts(scene: WorkerScene) -> None:
         for each in (*sent, slow):
             await scene.wait_until_gone(each)
         await scene.ended(slow)
-    if largest > MOST_BYTES:
-        raise Broken(f"one script writes {largest:,} bytes of several frames, more than {MOST_BYTES:,}")
+    broken_if(largest > MOST_BYTES, f"one script writes {largest:,} bytes of several frames, more than {MOST_BYTES:,}")
 
 
 @WORKER.check("W66", 1)
@@ -599,8 +579,7 @@ async def sends_in_order(scene: WorkerScene) -> None:
             # While a refusal is on its way, whatever is sent of the call overtakes what was refused.
             proxy.plan(sent.is_named_in, "refuse", refusal, after=0.2)
         frames = await scene.ended(sent)
-        if not proxy.done:
-            raise Broken("it sends frames that do not have the id of their call")
+        broken_if(not proxy.done, "it sends frames that do not have the id of their call")
         check_count(frames, 24, "a call whose frames were refused for a moment")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from toolbus.bus.broker.server import scripts
-from toolbus.operations.conformance.checks import Broken, NotChecked, Table, until
+from toolbus.operations.conformance.checks import Broken, NotChecked, Table, broken_if, until
 from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
 from toolbus.operations.conformance.worker_calls import SLACK, TAKES_OVER, check_count, check_often, check_run, ended_as, error_of, text_of
@@ -46,8 +46,7 @@ async def stops_what_it_lost(scene: WorkerScene) -> None:
     await asyncio.sleep(0.5)
     more = len(await scene.frames(sent)) - told
     await scene.remove(sent)
-    if more:
-        raise Broken(f"it sent {more} more frames of a call that another worker has had for a beat")
+    broken_if(more, f"it sent {more} more frames of a call that another worker has had for a beat")
     for each in beside:
         await scene.wait_until_gone(each, LEASE + SLACK)
         if not (frames := await scene.frames(each)) or error_of(frames) or len(text_of(frames).split()) != 25:
@@ -138,8 +137,7 @@ async def leaves_what_was_delivered(scene: WorkerScene) -> None:
     # A read that waits looks at the group again when something is published.
     for text in ("after the group was set back", "once more"):
         await scene.call_echo(text)
-    if await scene.frames(held):
-        raise Broken("it runs a call that another worker has, and of which `reap.lua` had told it")
+    broken_if(await scene.frames(held), "it runs a call that another worker has, and of which `reap.lua` had told it")
     gone = [each for each in (held, sent) if await scene.is_finished(each)]
     if held in gone or (gone and not await scene.has_ended(sent)):
         raise Broken("it deleted an entry that came again when the group was set back, and that is not its to finish")
@@ -234,8 +232,7 @@ async def _is_not_run(scene: WorkerScene, proxy: Proxy, sent: Sent) -> None:
     await asyncio.sleep(0.5)
     runs = await scene.runs_as(sent, 2) or await scene.has_ended(sent)
     await scene.remove(sent)
-    if runs:
-        raise Broken("attempt 2 runs although `take/count.lua` answered 0: another worker has the entry")
+    broken_if(runs, "attempt 2 runs although `take/count.lua` answered 0: another worker has the entry")
 
 
 async def _counts_until_the_last(scene: WorkerScene, proxy: Proxy) -> None:
@@ -244,16 +241,14 @@ async def _counts_until_the_last(scene: WorkerScene, proxy: Proxy) -> None:
     for attempt in range(1, scene.settings.max_deliveries + 1):
         await until(partial(scene.runs_as, sent, attempt), TAKES_OVER, f"attempt {attempt} did not begin")
         instance, _, counted = await scene.holder(sent)
-        if counted != attempt:
-            raise Broken(f"attempt {attempt} runs, and the server counts {counted}: when it kills its worker nobody will know")
+        broken_if(counted != attempt, f"attempt {attempt} runs, and the server counts {counted}: when it kills its worker nobody will know")
         await scene.program.kill(scene.worker)
         await scene.see_the_end(instance)
         scene.worker = await scene.program.start(TOOLBUS_URL=scene.url_of(proxy))
     frames = await scene.ended(sent, STARTS + TAKES_OVER)
     if not error_of(frames) or await scene.runs_as(sent, scene.settings.max_deliveries + 1):
         raise Broken(f"after {scene.settings.max_deliveries} workers that it killed the call was run once more")
-    if not await scene.probe.run("XLEN", scene.keys.dead_letters(SERVICE)):
-        raise Broken("there is no dead letter")
+    broken_if(not await scene.probe.run("XLEN", scene.keys.dead_letters(SERVICE)), "there is no dead letter")
 
 
 @LEASES.check("W37", 2)
@@ -268,8 +263,7 @@ async def buries_poison(scene: WorkerScene) -> None:
     await scene.keep(cut_off, dead, most)
     sent = await scene.unseen("echo", {"text": "poison"}, dead, most)
     frames = await scene.taken_over(sent)
-    if not error_of(frames):
-        raise Broken(f"it was run a {most + 1}th time")
+    broken_if(not error_of(frames), f"it was run a {most + 1}th time")
     await scene.check_letter(sent.entry, "max_deliveries", most + 1, sent.document, "a request that failed too often")
     ended_as(frames, "tool_error", "max_deliveries")
     if (attempt := frames[-1].get("attempt", 1)) != most + 1:
@@ -299,8 +293,7 @@ async def runs_suspects_alone(scene: WorkerScene) -> None:
         scene.check_order(long, late, "it took another call although `reap.lua` had asked it to make room"),
     )
     await until(lambda: scene.frames(suspect), TAKES_OVER, "it was not taken over")
-    if await scene.frames(late):
-        raise Broken("it took another call before it or beside it, although `reap.lua` had asked it to make room")
+    broken_if(await scene.frames(late), "it took another call before it or beside it, although `reap.lua` had asked it to make room")
     beside = await scene.publish("echo", {"text": "beside"})
     await scene.check_order(suspect, beside, "another call was run beside it")
     check_run(await scene.frames(suspect))
@@ -331,10 +324,8 @@ async def takes_what_was_handed_back(scene: WorkerScene) -> None:
     sent = await scene.unseen("echo", {"text": "handed back"}, "~back", 1)
     frames = await scene.ended(sent, LEASE / 3 + 2.0)
     check_run(frames)
-    if text_of(frames) != "handed back":
-        raise Broken(f"the text was {text_of(frames)[:40]!r} {error_of(frames)}")
-    if {frame.get("attempt", 1) for frame in frames} != {1}:
-        raise Broken("the delivery to the worker that handed it back was counted")
+    broken_if(text_of(frames) != "handed back", f"the text was {text_of(frames)[:40]!r} {error_of(frames)}")
+    broken_if({frame.get("attempt", 1) for frame in frames} != {1}, "the delivery to the worker that handed it back was counted")
     for word in ("back", "to"):
         await scene.takes_at_a_message(word)
 
@@ -350,8 +341,7 @@ async def rescues(scene: WorkerScene) -> None:
     frames = await scene.ended(sent, 5 * LEASE + SLACK + 2.0)
     for each in before:
         await scene.remove(each)
-    if text_of(frames) != "passed over":
-        raise Broken(f"the text was {text_of(frames)[:40]!r} {error_of(frames)}")
+    broken_if(text_of(frames) != "passed over", f"the text was {text_of(frames)[:40]!r} {error_of(frames)}")
 
 
 @LEASES.check("W41", 2)
@@ -372,8 +362,7 @@ async def restores_its_registration(scene: WorkerScene) -> None:
         async def is_back(key: str = key, field: str = field) -> bool:
             return bool(await scene.probe.run("HEXISTS", key, field) if field else await scene.exists(key))
 
-        if not await is_back():
-            raise Broken(f"{what} was never written")
+        broken_if(not await is_back(), f"{what} was never written")
         await scene.probe.run(*(("HDEL", key, field) if field else ("DEL", key)))
         await until(is_back, 2 * LEASE + SLACK, f"{what} was not written again")
     await scene.call_echo("after all was restored")
@@ -407,8 +396,7 @@ async def pauses(scene: WorkerScene) -> None:
                     raise Broken(f"a request that {about} after the service was paused, as {by} told, was taken")
         await scene.resume(told=told)
         for each in (sent, back):
-            if text_of(await scene.ended(each, LEASE + 2.0)) != "paused":
-                raise Broken("a request was not run after the pause")
+            broken_if(text_of(await scene.ended(each, LEASE + 2.0)) != "paused", "a request was not run after the pause")
     await scene.tell(f"cancel {running.id}")
     await scene.wait_until_gone(running)
     await _is_paused_after_a_late_beat(scene)
@@ -436,8 +424,7 @@ async def _is_paused_after_a_late_beat(scene: WorkerScene) -> None:
         # One with a single connection may not have handed it back yet.
         began = await scene.frames(sent)
         await scene.resume()
-        if began:
-            raise Broken("the answer to a beat that was sent before the message about a pause has ended the pause")
+        broken_if(began, "the answer to a beat that was sent before the message about a pause has ended the pause")
         await scene.ended(sent, LEASE + 2.0)
 
 
@@ -472,8 +459,7 @@ async def hands_over(scene: WorkerScene) -> None:
     await scene.remove(sent)
     frames = await scene.ended(await scene.publish("of-another-revision", {}, digest="of-nobody"))
     ended_as(frames, "unavailable", "other_revision")
-    if not frames[-1]["error"].get("retryable"):
-        raise Broken("the error is not retryable")
+    broken_if(not frames[-1]["error"].get("retryable"), "the error is not retryable")
 
 
 @LEASES.check("W44", 2)
@@ -487,8 +473,7 @@ async def ends_slow_callers(scene: WorkerScene) -> None:
     frames = await scene.ended(sent)
     ended_as(frames, "slow_consumer")
     await asyncio.sleep(0.3)
-    if len(await scene.frames(sent)) > len(frames):
-        raise Broken("frames came after the end")
+    broken_if(len(await scene.frames(sent)) > len(frames), "frames came after the end")
     await scene.check_beside(beside)
     await scene.probe.run("XTRIM", replies, "MAXLEN", 0)
     # Large entries beside many small ones of others: an agent of its own, since the average is of all that was written to it.
@@ -551,8 +536,7 @@ async def survives_kills(scene: WorkerScene) -> None:
     frames = await scene.ended(sent, TAKES_OVER + 10.0)
     last = [frame for frame in frames if frame["run"] == frames[-1]["run"]]
     check_count(last, 30, f"attempt {last[0].get('attempt', 1)}")
-    if last[0].get("attempt", 1) < 2:
-        raise Broken("the first attempt answered, whose worker was killed")
+    broken_if(last[0].get("attempt", 1) < 2, "the first attempt answered, whose worker was killed")
 
 
 @LEASES.check("W67", 2)
@@ -563,8 +547,7 @@ async def beats_beside_handlers(scene: WorkerScene) -> None:
     instance = await scene.only_instance()
     until_free = asyncio.get_running_loop().time() + 2 * LEASE
     while asyncio.get_running_loop().time() < until_free:
-        if instance not in await scene.instances():
-            raise Broken("its lease ended while a handler kept its thread busy")
+        broken_if(instance not in await scene.instances(), "its lease ended while a handler kept its thread busy")
         await scene.check_renewed(sent, "the call of a handler that kept its thread busy")
         await asyncio.sleep(0.1)
     check_run(await scene.ended(sent))
@@ -586,8 +569,7 @@ async def leaves_replicas(scene: WorkerScene) -> None:
             if await scene.frames(sent) or await scene.is_running(sent):
                 raise Broken("it takes requests from a server that has been a replica for longer than a beat")
         proxy.played.clear()
-        if text_of(await scene.ended(sent, STARTS)) != "of a master":
-            raise Broken("it does not go on when the server is a master again")
+        broken_if(text_of(await scene.ended(sent, STARTS)) != "of a master", "it does not go on when the server is a master again")
 
 
 @LEASES.check("W71", 2)
@@ -621,8 +603,7 @@ async def _counts_its_retry(scene: WorkerScene) -> None:
     sent = await scene.publish("retry", {"to": 10, "delay": 0.1}, events=True)
     await until(lambda: scene.runs_as(sent, 2), 5.0, "no text of a second attempt came after the first one had failed")
     _, _, counted = await scene.holder(sent)
-    if counted != 2:
-        raise Broken(f"attempt 2 runs, and the server counts {counted}")
+    broken_if(counted != 2, f"attempt 2 runs, and the server counts {counted}")
     frames = await scene.ended(sent)
     if {frame["run"] for frame in frames if frame.get("attempt", 1) == 1} & {
         frame["run"] for frame in frames if frame.get("attempt", 1) == 2
@@ -630,8 +611,7 @@ async def _counts_its_retry(scene: WorkerScene) -> None:
         raise Broken("both attempts have one run token")
     again = [frame for frame in frames if frame["run"] == frames[-1]["run"]]
     check_run(again)
-    if again[0].get("kind") != "start":
-        raise Broken("with `events`, the first frame of each run is a `start`, also of one that is tried again")
+    broken_if(again[0].get("kind") != "start", "with `events`, the first frame of each run is a `start`, also of one that is tried again")
 
 
 @LEASES.check("W79", 2)

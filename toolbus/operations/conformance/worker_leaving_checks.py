@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 
-from toolbus.operations.conformance.checks import Broken, Table, until, until_not
+from toolbus.operations.conformance.checks import Broken, Table, broken_if, until, until_not
 from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS, fields_of
 from toolbus.operations.conformance.worker_calls import check_count, error_of
@@ -36,14 +36,12 @@ async def drains(scene: WorkerScene) -> None:
             # Looked at last, since it retires behind the end.
             if await scene.has_ended(sent):
                 break
-            if others and is_listed:
-                raise Broken("it registers again while it leaves")
+            broken_if(others and is_listed, "it registers again while it leaves")
             if not others and not is_listed:
                 await scene.tell(f"cancel {cancelled.id}")
                 others = await scene.orphan("echo", {"text": "of a dead worker"})
                 await scene.tell(f"dead {SERVICE}")
-            if left < 0:
-                raise Broken("its lease ended while it finished what runs, and others take that over")
+            broken_if(left < 0, "its lease ended while it finished what runs, and others take that over")
             await scene.check_renewed(sent, "what it finished")
             await asyncio.sleep(0.1)
         goes_on = [what for each, what in ((cancelled, "was cancelled"), (timed, "had no time left")) if not await scene.is_finished(each)]
@@ -51,8 +49,7 @@ async def drains(scene: WorkerScene) -> None:
         await stopping
     await _check_other_calls(scene, others, goes_on)
     frames = await scene.frames(sent)
-    if not frames[-1].get("end_of_stream"):
-        raise Broken("a call that needed three seconds of its grace period more was cut off")
+    broken_if(not frames[-1].get("end_of_stream"), "a call that needed three seconds of its grace period more was cut off")
     check_count(frames, 35, "the call that it finished while it left")
 
 
@@ -71,8 +68,7 @@ async def _check_other_calls(scene: WorkerScene, others: Sent | None, goes_on: l
         raise Broken(f"while it left, a call that {goes_on[0]} went on")
     if others is None:
         return
-    if await scene.frames(others) or await scene.is_finished(others):
-        raise Broken("it took over what a dead worker held while it left")
+    broken_if(await scene.frames(others) or await scene.is_finished(others), "it took over what a dead worker held while it left")
     await scene.remove(others)
 
 
@@ -87,10 +83,8 @@ async def takes_nothing_while_it_leaves(scene: WorkerScene) -> None:
         late = await scene.publish("echo", {"text": "late"})
     finally:
         await stopping
-    if await scene.frames(late):
-        raise Broken("a request that came afterwards was answered")
-    if await scene.is_running(late):
-        raise Broken("a request that came afterwards was taken")
+    broken_if(await scene.frames(late), "a request that came afterwards was answered")
+    broken_if(await scene.is_running(late), "a request that came afterwards was taken")
     await scene.remove(late)
 
 
@@ -107,12 +101,9 @@ async def hands_back(scene: WorkerScene) -> None:
     note, ttl = (await scene.probe.run("GET", key) or b"").split(), int(await scene.probe.run("PTTL", key))
     left = int(sent.entry.partition("-")[0]) + 180_000 - await scene.now()
     await scene.remove(sent)
-    if frames[-1].get("end_of_stream"):
-        raise Broken(f"the call was ended as {error_of(frames) or 'a success'} instead of being handed back")
-    if not holder.startswith("~back"):
-        raise Broken(f"the entry is with {holder or 'nobody'}, not with ~back")
-    if count != 2:
-        raise Broken(f"its next run would be attempt {count}, as the one that was cut off was 1")
+    broken_if(frames[-1].get("end_of_stream"), f"the call was ended as {error_of(frames) or 'a success'} instead of being handed back")
+    broken_if(not holder.startswith("~back"), f"the entry is with {holder or 'nobody'}, not with ~back")
+    broken_if(count != 2, f"its next run would be attempt {count}, as the one that was cut off was 1")
     if (late := int(last.partition(b"-")[0]) - handed_back) > 0:
         raise Broken(f"frames came {late} ms after the call was handed back, beside those of its next run")
     if note != [b"0", b"0", b"0", b"1"] or not left <= ttl <= left + 120_000:
@@ -167,17 +158,13 @@ async def _ends_for_its_version(scene: WorkerScene, waiting: str, about: str, *,
 
     async def has_ended() -> bool:
         is_over = scene.worker.returncode is not None
-        if not is_over and not may_register and await scene.instances():
-            raise Broken(f"it registers although {about}")
-        if waiting and await _is_taken(scene, waiting):
-            raise Broken(f"it takes a request although {about}")
+        broken_if(not is_over and not may_register and await scene.instances(), f"it registers although {about}")
+        broken_if(waiting and await _is_taken(scene, waiting), f"it takes a request although {about}")
         return is_over
 
     await until(has_ended, STARTS, f"it has not ended although {about}")
-    if scene.worker.returncode == 0:
-        raise Broken(f"it ended with exit code 0 although {about}")
-    if await scene.instances():
-        raise Broken(f"it is still registered when it has ended because {about}")
+    broken_if(scene.worker.returncode == 0, f"it ended with exit code 0 although {about}")
+    broken_if(await scene.instances(), f"it is still registered when it has ended because {about}")
     await scene.kill_worker()
 
 
@@ -210,8 +197,7 @@ async def checks_the_namespace(scene: WorkerScene) -> None:
         await scene.probe.run("HSET", scene.keys.format, "raising", 9)
         await _ends_for_its_version(scene, waiting, "it was raised to version 9 before it took anything", may_register=True)
         await scene.probe.run("DEL", scene.keys.format, scene.queue)
-    if "9" not in re.findall(r"\d+", scene.program.output()):
-        raise Broken("it did not say that the namespace is of version 9")
+    broken_if("9" not in re.findall(r"\d+", scene.program.output()), "it did not say that the namespace is of version 9")
 
 
 @LEAVING.check("W73", 2)
@@ -267,8 +253,7 @@ async def gives_up(scene: WorkerScene) -> None:
             raise Broken(f"it goes on, and looks alive, although its reads were refused for {1.65 * GIVES_UP:g} s")
         if not any(frame.get("end_of_stream") for frame in await scene.frames(sent)):
             raise Broken("it ended although it ran a call whose caller waited")
-        if await scene.instances():
-            raise Broken("it is still registered after it has ended")
+        broken_if(await scene.instances(), "it is still registered after it has ended")
 
 
 async def _refuse_reads(proxy: Proxy, worker: asyncio.subprocess.Process, seconds: float) -> None:
@@ -279,5 +264,4 @@ async def _refuse_reads(proxy: Proxy, worker: asyncio.subprocess.Process, second
     """
     proxy.played[b"XREADGROUP"] = b"-ERR the kit refuses to read\r\n"
     await asyncio.sleep(seconds)
-    if worker.returncode is not None:
-        raise Broken(f"it has ended after {seconds:g} s in which its reads were refused")
+    broken_if(worker.returncode is not None, f"it has ended after {seconds:g} s in which its reads were refused")

@@ -13,7 +13,7 @@ from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.opening import Probe
 from toolbus.bus.values.descriptors import Publication
 from toolbus.bus.values.settings import Settings
-from toolbus.operations.conformance.checks import Broken, NotChecked, until, until_not
+from toolbus.operations.conformance.checks import Broken, NotChecked, broken_if, until, until_not
 from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import LEASE, MOST, SERVICE, STARTS, Program, Scene
 from toolbus.operations.conformance.worker_calls import SLACK
@@ -146,8 +146,7 @@ class RegisteredWorker(Scene):
     async def publication(self) -> Publication:
         """Return what the worker has published."""
         listed = await self.probe.run("HGET", self.keys.services, SERVICE)
-        if not listed or listed[:1] != b"+":
-            raise Broken(f"reg:services has no live row of {SERVICE!r}")
+        broken_if(not listed or listed[:1] != b"+", f"reg:services has no live row of {SERVICE!r}")
         record = read_record(listed)
         if record.refused:
             raise Broken(f"agents can't read a tool: {record.refused[0].reason}")
@@ -169,8 +168,7 @@ class RegisteredWorker(Scene):
     async def check_ttl(self, key: str, ttl: float, name: str) -> None:
         """Check that a key lives as long as a constant of the protocol says, in seconds, which scripts take as milliseconds."""
         left = int(await self.probe.run("PTTL", key)) / 1000
-        if left < ttl - MOST:
-            raise Broken(f"{key} is removed in {left:,.1f} s; {name} is {ttl:,} s, and scripts take milliseconds")
+        broken_if(left < ttl - MOST, f"{key} is removed in {left:,.1f} s; {name} is {ttl:,} s, and scripts take milliseconds")
 
     async def tell(self, words: str) -> None:
         """Publish a message to the workers of the service."""

@@ -17,7 +17,7 @@ from toolbus.bus.broker.server.keys import session_digest
 from toolbus.bus.broker.transport.opening import Probe
 from toolbus.bus.values.envelope import Frame
 from toolbus.bus.values.settings import Settings
-from toolbus.operations.conformance.checks import Broken, NotChecked, until
+from toolbus.operations.conformance.checks import Broken, NotChecked, broken_if, until
 from toolbus.operations.conformance.scene import BESIDE, LEASE, MOST_WRITTEN, SERVICE, Program, fields_of, shown
 from toolbus.operations.conformance.worker_calls import SLACK, TAKES_OVER, Frames, check_run, error_of, text_of
 from toolbus.operations.conformance.worker_registry import RegisteredWorker
@@ -128,8 +128,7 @@ class WorkerScene(RegisteredWorker):
     async def add(self, document: bytes, due: str, *more: str, queue: str = "") -> str:
         """Append an entry to the queue, or another one, and return its id."""
         entry = await self.probe.run("XADD", queue or self.queue, "NOMKSTREAM", "*", "r", document, "d", due, *more)
-        if entry is None:
-            raise Broken("the worker's request stream does not exist")
+        broken_if(entry is None, "the worker's request stream does not exist")
         return str(entry.decode())
 
     async def call_stream(self) -> str:
@@ -200,8 +199,7 @@ class WorkerScene(RegisteredWorker):
             Broken: it was not; ``what`` says which one.
         """
         _, idle, _ = await self.holder(sent)
-        if idle > LEASE * 1000:
-            raise Broken(f"{what} was not renewed for {idle / 1000:.1f} s, more than a lease")
+        broken_if(idle > LEASE * 1000, f"{what} was not renewed for {idle / 1000:.1f} s, more than a lease")
 
     async def waits_for(self, sent: Sent, worker: str) -> bool:
         """Return whether a request was handed over to a worker."""
@@ -244,16 +242,14 @@ class WorkerScene(RegisteredWorker):
             if b"f" not in fields:
                 continue
             self._size += len(fields[b"f"])
-            if self._size > MOST_WRITTEN:
-                raise Broken(f"its frames in one check have more than {MOST_WRITTEN:,} bytes")
+            broken_if(self._size > MOST_WRITTEN, f"its frames in one check have more than {MOST_WRITTEN:,} bytes")
             if len(fields[b"f"]) > _MOST_ENTRY:
                 raise Broken(f"an entry of the reply stream has {len(fields[b'f']):,} bytes, more than {_MOST_ENTRY:,}")
             try:
                 frames = json.loads(fields[b"f"].decode("utf-8"))
             except ValueError as error:
                 raise Broken(f"an entry of the reply stream is no JSON in UTF-8: {error}") from None
-            if not isinstance(frames, list):
-                raise Broken("the field f of an entry of the reply stream is no list of frames")
+            broken_if(not isinstance(frames, list), "the field f of an entry of the reply stream is no list of frames")
             # Without what joins them.
             if len(frames) > 1 and len(fields[b"f"]) - len(frames) - 1 > MOST_BYTES:
                 raise Broken(f"an entry of {len(frames)} frames has {len(fields[b'f']):,} bytes, more than {MOST_BYTES:,}")
@@ -319,8 +315,7 @@ class WorkerScene(RegisteredWorker):
             # Looked at last, since both may have happened between two looks.
             if await self.has_ended(first):
                 return
-            if has_begun:
-                raise Broken(problem)
+            broken_if(has_begun, problem)
             await asyncio.sleep(0.02)
 
     async def shared_end(self, sent: Sent) -> Frames:
@@ -471,8 +466,7 @@ class WorkerScene(RegisteredWorker):
             raise Broken(f"{about} has not become a dead letter")
         reason_of, attempts_of, kept = (letter.get(name, b"").decode("utf-8", "replace") for name in (b"reason", b"attempts", b"r"))
         for field, found, wanted in (("reason", reason_of, reason), ("attempts", attempts_of, str(attempts))):
-            if found != wanted:
-                raise Broken(f"the dead letter of {about} has {found!r} in its field {field!r} instead of {wanted!r}")
+            broken_if(found != wanted, f"the dead letter of {about} has {found!r} in its field {field!r} instead of {wanted!r}")
         if kept != document.decode("utf-8", "replace") and not _is_same_request(kept, document):
             raise Broken(f"the dead letter of {about} does not have the request in its field 'r', but {kept[:60]!r}")
         await self.check_ttl(self.dead_letters, DEAD_LETTER_TTL, "dead_letter_ttl")

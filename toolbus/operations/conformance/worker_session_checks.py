@@ -10,7 +10,7 @@ from typing import Any
 
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import session_digest
-from toolbus.operations.conformance.checks import Broken, Table, until, until_not
+from toolbus.operations.conformance.checks import Broken, Table, broken_if, until, until_not
 from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
 from toolbus.operations.conformance.worker_calls import SLACK, check_run, ended_as, error_of, text_of
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
@@ -23,8 +23,7 @@ async def marks_once(scene: WorkerScene) -> None:
     """A `once` tool is marked before it runs."""
     sent = await scene.publish("once", {"to": 10, "delay": 0.1}, effect="once")
     await scene.wait_for_text(sent)
-    if not await scene.exists(scene.keys.started(sent.id)):
-        raise Broken("there is no mark `started:` of a call that runs")
+    broken_if(not await scene.exists(scene.keys.started(sent.id)), "there is no mark `started:` of a call that runs")
     check_run(await scene.ended(sent))
 
 
@@ -49,11 +48,9 @@ async def answers_shared_calls(scene: WorkerScene) -> None:
     """The frames of a shared call go to the call's own stream, and not to an agent's."""
     call = await scene.call_stream()
     sent = await scene.publish("echo", {"text": "for all"}, id=call, shared=True, idempotency_key="k")
-    if text_of(await scene.shared_end(sent)) != "for all":
-        raise Broken("the text is another one")
+    broken_if(text_of(await scene.shared_end(sent)) != "for all", "the text is another one")
     scene.forget_frames()
-    if await scene.frames(sent):
-        raise Broken("frames went to the agent's stream, too")
+    broken_if(await scene.frames(sent), "frames went to the agent's stream, too")
 
 
 @SESSIONS.check("W56", 3)
@@ -83,8 +80,7 @@ async def frees_keys(scene: WorkerScene) -> None:
     keys = (record, scene.queue, scene.keys.call(call))
     args = (call, "digest", scene.agent, 10_000, 30_000, document, 60_000, "", scene.keys.prefix, scene.keys.wake(SERVICE))
     word, entry, *_ = await scene.probe.script(scripts.SHARE, keys, *args)
-    if word != b"queued":
-        raise Broken(f"the kit can't publish a shared call: {word!r}")
+    broken_if(word != b"queued", f"the kit can't publish a shared call: {word!r}")
     ended_as(await scene.shared_end(Sent(call, entry.decode())), "not_found")
     await until_not(lambda: scene.exists(record), 5.0, "the key still names the call that failed")
 
@@ -108,8 +104,7 @@ async def passes_sessions_on(scene: WorkerScene) -> None:
     sent = await scene.publish("echo", {"text": "of another's session"}, **session)
 
     async def waits_there() -> bool:
-        if await scene.frames(sent):
-            raise Broken("it was run although another worker has the session")
+        broken_if(await scene.frames(sent), "it was run although another worker has the session")
         return await scene.waits_for(sent, other)
 
     await until(waits_there, 5.0, "it does not wait for the worker that has the session")
@@ -126,8 +121,7 @@ async def keeps_order(scene: WorkerScene) -> None:
     second = await scene.publish("echo", {"text": "second"}, more=("p", first.entry), ordered=True, **session)
     await scene.wait_for_text(first)
     await scene.check_order(first, second, "the second request of the session ran beside the first one")
-    if text_of(await scene.ended(second)) != "second":
-        raise Broken("the second request was not run")
+    broken_if(text_of(await scene.ended(second)) != "second", "the second request was not run")
 
 
 @SESSIONS.check("W61", 3)
@@ -142,11 +136,9 @@ async def waits_for_the_one_before(scene: WorkerScene) -> None:
     for _ in range(10):
         await asyncio.sleep(0.1)
         await scene.keep(before, other, 1)
-        if await scene.frames(sent):
-            raise Broken("it ran although the one before it has not ended")
+        broken_if(await scene.frames(sent), "it ran although the one before it has not ended")
     await scene.remove(before)
-    if text_of(await scene.ended(sent)) != "after":
-        raise Broken("it was not run after the one before it had ended")
+    broken_if(text_of(await scene.ended(sent)) != "after", "it was not run after the one before it had ended")
 
 
 @SESSIONS.check("W62", 3)
@@ -156,10 +148,8 @@ async def reports_lost_states(scene: WorkerScene) -> None:
     frames = await scene.ended(await scene.publish("echo", {"text": "x"}, state="a-state-of-nobody", **session))
     end = frames[-1]
     lost = error_of(frames) == "tool_error" and end["error"].get("code") == "session_lost"
-    if not lost and not end.get("restarted"):
-        raise Broken("the caller was not told that its state is lost")
-    if not lost and end.get("state") in {None, "", "a-state-of-nobody"}:
-        raise Broken(f"the end names the state {end.get('state')!r}")
+    broken_if(not lost and not end.get("restarted"), "the caller was not told that its state is lost")
+    broken_if(not lost and end.get("state") in {None, "", "a-state-of-nobody"}, f"the end names the state {end.get('state')!r}")
 
 
 @SESSIONS.check("W63", 3)
@@ -204,8 +194,7 @@ async def cleans_up(scene: WorkerScene) -> None:
     await scene.call_echo("of another agent", **sessions[2])
 
     while time.monotonic() - left < 2 * LEASE - SLACK:
-        if await _cleaned(scene) > before:
-            raise Broken("it cleans up after the sessions of an agent that has gone before two leases are over")
+        broken_if(await _cleaned(scene) > before, "it cleans up after the sessions of an agent that has gone before two leases are over")
         await asyncio.sleep(0.1)
 
     async def are_cleaned() -> bool:
@@ -214,8 +203,7 @@ async def cleans_up(scene: WorkerScene) -> None:
     problem = "the sessions of an agent that said that it leaves, and of one whose reply stream is gone, are not both cleaned up after"
     await until(are_cleaned, LEASE + 2 * SLACK, problem)
     await asyncio.sleep(LEASE / 2)
-    if await _cleaned(scene) > before + 2:
-        raise Broken("it cleaned up after a session in which another agent had called by then")
+    broken_if(await _cleaned(scene) > before + 2, "it cleaned up after a session in which another agent had called by then")
 
 
 async def _note_of(scene: WorkerScene, sent: Sent) -> list[int]:
@@ -245,8 +233,7 @@ async def notes_waits(scene: WorkerScene) -> None:
 
     confirm = await until(asked, 5.0, "no frame `confirm` came")
     deadline, since, latest = (await _note_of(scene, sent) or [0, 0, 0])[:3]
-    if not 0 < since < latest:
-        raise Broken("no note `pause:` says since when its handler waits, and until when")
+    broken_if(not 0 < since < latest, "no note `pause:` says since when its handler waits, and until when")
     await asyncio.sleep(2.5)
     if await scene.has_ended(sent):
         raise Broken(f"its time went on while its handler waited: it ended as {error_of(await scene.frames(sent))}")

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncIterator
 from functools import partial
 
-from toolbus.operations.conformance.checks import Broken, NotChecked, Table, until
+from toolbus.operations.conformance.checks import Broken, NotChecked, Table, broken_if, until
 from toolbus.operations.conformance.scene import BESIDE, LEASE, SERVICE
 from toolbus.operations.conformance.worker_calls import SLACK, TAKES_OVER
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
@@ -42,8 +42,7 @@ async def shares_its_slots(scene: WorkerScene) -> None:
     waiting = [call for call in taken & await held() if not await scene.frames(sent[call])]
     for each in sent.values():
         await scene.ended(each, 15.0)
-    if waiting:
-        raise Broken(f"{len(waiting)} of {len(taken)} requests that it has taken wait in it, and no other worker can run them")
+    broken_if(waiting, f"{len(waiting)} of {len(taken)} requests that it has taken wait in it, and no other worker can run them")
 
 
 # As many calls are more than most workers run at once.
