@@ -299,11 +299,7 @@ async def cancels_at_its_timeout(scene: AgentScene) -> None:
         running = await scene.called("runs", timeout=0.8)
         await scene.take()
         await scene.ended("runs", 5.0)
-
-        async def is_published() -> bool:
-            return f"cancel {running.id}" in ear.heard
-
-        await until(is_published, 3.0, "the worker that runs it was not told")
+        await until(lambda: ear.has_heard(f"cancel {running.id}"), 3.0, "the worker that runs it was not told")
         if f"over {running.id} deadline_exceeded" not in ear.heard:
             raise Broken(f"the worker was told {ear.heard}, not what error the caller has")
 
@@ -313,11 +309,7 @@ async def trims(scene: AgentScene) -> None:
     """Entries that it has read are trimmed from its reply stream."""
     for number in range(20):
         taken = await scene.answered(str(number))
-
-    async def is_short() -> bool:
-        return int(await scene.probe.run("XLEN", scene.keys.replies(taken.agent))) < 10
-
-    await until(is_short, 5.0, "the reply stream grows")
+    await until(lambda: scene.probe.run("XLEN", scene.keys.replies(taken.agent)), 5.0, "the reply stream grows", lambda size: size < 10)
 
 
 AGENT.requirements += [*RECONNECTS.requirements, *SESSIONS.requirements]

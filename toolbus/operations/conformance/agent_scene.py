@@ -71,6 +71,10 @@ class Ear:
         self._writer.close()
         await asyncio.gather(self._reading, return_exceptions=True)
 
+    async def has_heard(self, word: str) -> bool:
+        """Return whether a message was published."""
+        return word in self.heard
+
     def _take(self, value: bytes) -> None:
         if value.startswith(b"*3\r\n$7\r\nmessage"):
             self.heard.append(words_of(value)[2].decode("utf-8", "replace"))

@@ -117,11 +117,7 @@ async def announces_its_end(scene: AgentScene) -> None:
         await scene.answer(taken)
         await scene.ended("1")
         await scene.leave()
-
-        async def is_published() -> bool:
-            return f"left {taken.agent}" in ear.heard
-
-        await until(is_published, 2.0, f"the workers were told {ear.heard}")
+        await until(lambda: ear.has_heard(f"left {taken.agent}"), 2.0, "the workers were not told")
 
 
 @SESSIONS.check("A49", 3)
@@ -129,12 +125,8 @@ async def sweeps(scene: AgentScene) -> None:
     """Once a lease it takes workers whose lease has ended out of the registry."""
     instance = await scene.register("conformance-dead", "conformance-unserved")
     await scene.probe.run("ZADD", scene.keys.live, int(time.time() * 1000) - 10_000, f"conformance-dead/{instance}")
-
-    async def is_gone() -> bool:
-        scene.check_alive()
-        return not await scene.probe.run("HEXISTS", scene.keys.services, "conformance-dead")
-
-    await until(is_gone, 4 * LEASE, "the service of a dead worker is still in the registry")
+    problem = "the service of a dead worker is still in the registry"
+    await until_not(lambda: scene.probe.run("HEXISTS", scene.keys.services, "conformance-dead"), 4 * LEASE, problem)
 
 
 @SESSIONS.check("A55", 3)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import msgspec
 
@@ -127,8 +128,8 @@ class Table(Generic[S]):
         return sorted(found, key=lambda each: each.level)
 
 
-async def until(condition: Callable[[], Awaitable[T | None]], within: float, problem: str) -> T:
-    """Return the first true value of a condition, which is asked again and again.
+async def until(condition: Callable[[], Awaitable[T | None]], within: float, problem: str, is_enough: Callable[[Any], object] = bool) -> T:
+    """Return the first value of a condition that is enough, by default the first true one; it is asked again and again.
 
     Raises:
         Broken: there was none within the seconds; ``problem`` says what is missing.
@@ -136,19 +137,15 @@ async def until(condition: Callable[[], Awaitable[T | None]], within: float, pro
     end = asyncio.get_running_loop().time() + within
     while True:
         found = await condition()
-        if found:
-            return found
+        if is_enough(found):
+            return cast("T", found)
         broken_if(asyncio.get_running_loop().time() > end, f"{problem} (within {within:g} s)")
         await asyncio.sleep(0.02)
 
 
 async def until_not(condition: Callable[[], Awaitable[object]], within: float, problem: str) -> None:
     """Wait until a condition is true no more; see ``until``."""
-
-    async def is_over() -> bool:
-        return not await condition()
-
-    await until(is_over, within, problem)
+    await until(condition, within, problem, operator.not_)
 
 
 _PIECE = 32_768

@@ -132,6 +132,14 @@ class Proxy:
         """Return whether a command is to be held."""
         return self._holds is not None and self._holds(words)
 
+    async def is_done(self) -> bool:
+        """Return whether a fault has come about."""
+        return bool(self.done)
+
+    async def withholds(self) -> bool:
+        """Return whether an answer waits for its time."""
+        return bool(self.withheld)
+
     def forget(self) -> None:
         """Let no planned fault come about."""
         self._planned.clear()

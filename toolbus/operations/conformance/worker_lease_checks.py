@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -185,11 +186,7 @@ async def _counts_under_the_fence_that_it_knows(scene: WorkerScene, proxy: Proxy
     asked = proxy.watch(_runs(scripts.REAP))
     sent = await scene.unseen("echo", {"text": "moved on"}, dead, 1)
     await scene.tell(f"dead {SERVICE}")
-
-    async def is_taken() -> bool:
-        return (await scene.holder(sent))[0] != dead
-
-    await until(is_taken, TAKES_OVER, "what a dead worker held is not taken over")
+    await until(partial(scene.holder, sent), TAKES_OVER, "what a dead worker held is not taken over", lambda holder: holder[0] != dead)
     await scene.move(sent, other)
     await asyncio.sleep(0.1)
     # The one that took it, if no other has been sent.
@@ -222,11 +219,7 @@ async def _is_not_run(scene: WorkerScene, proxy: Proxy, sent: Sent) -> None:
         Broken: it does, or the script is not run.
     """
     other = await scene.play_worker(lives=True)
-
-    async def is_asked() -> bool:
-        return bool(proxy.done)
-
-    await until(is_asked, TAKES_OVER, "it does not run `take/count.lua` before attempt 2")
+    await until(proxy.is_done, TAKES_OVER, "it does not run `take/count.lua` before attempt 2")
     # The answer is still on its way.
     await scene.move(sent, other)
     await asyncio.sleep(0.5)
@@ -376,12 +369,8 @@ async def pauses(scene: WorkerScene) -> None:
     running = await scene.begun(1_000)
     for told in (True, False):
         lease = await scene.lease_of(instance)
-
-        async def has_beaten(lease: float = lease) -> bool:
-            return await scene.lease_of(instance) != lease
-
         # So that the next beat comes too late to tell what the message does.
-        await until(has_beaten, LEASE, "it does not beat")
+        await until(partial(scene.lease_of, instance), LEASE, "it does not beat", partial(operator.ne, lease))
         await scene.pause(told=told)
         await asyncio.sleep(0.4 if told else LEASE / 3 + 0.7)
         back = await scene.unseen("echo", {"text": "paused"}, "~back", 1)
@@ -412,11 +401,7 @@ async def _is_paused_after_a_late_beat(scene: WorkerScene) -> None:
         # The second one for those who beat by the clock: its answer would undo at once what the first one did.
         for _ in range(2):
             proxy.plan(lambda words: words[3:6] == keys, "late", after=1.0)
-
-        async def is_late() -> bool:
-            return bool(proxy.withheld)
-
-        await until(is_late, LEASE + SLACK, "it does not beat")
+        await until(proxy.withholds, LEASE + SLACK, "it does not beat")
         await scene.pause()
         await asyncio.sleep(0.4)
         sent = await scene.publish("echo", {"text": "paused"})
@@ -449,13 +434,7 @@ async def hands_over(scene: WorkerScene) -> None:
     """A call of another revision that it would refuse goes to a worker of that one, or ends as `unavailable` (`other_revision`)."""
     other = await scene.play_worker(lives=True, digest="kit-revision")
     sent = await scene.publish("of-another-revision", {}, digest="kit-revision")
-
-    async def waits_there() -> bool:
-        if await scene.frames(sent):
-            raise Broken(f"it ended as {error_of(await scene.frames(sent))}, although a worker of its revision lives")
-        return await scene.waits_for(sent, other)
-
-    await until(waits_there, 5.0, "it does not wait for the worker of its revision")
+    await scene.wait_until_passed_on(sent, other, "the worker of its revision")
     await scene.remove(sent)
     frames = await scene.ended(await scene.publish("of-another-revision", {}, digest="of-nobody"))
     ended_as(frames, "unavailable", "other_revision")
@@ -640,12 +619,7 @@ async def reconnects(scene: WorkerScene) -> None:
         # As `cancel.lua` does, whose message comes while nobody listens.
         await scene.probe.run("ZADD", scene.keys.cancelled(SERVICE), await scene.now() + 30_000, cancelled.id)
         proxy.cut()
-
-        async def is_stopped() -> bool:
-            scene.program.check_alive()
-            return await scene.is_finished(cancelled)
-
-        await until(is_stopped, 10.0, "a call that was cancelled while it had no connection goes on")
+        await until(partial(scene.is_finished, cancelled), 10.0, "a call that was cancelled while it had no connection goes on")
         # A script that was not answered is run again, so frames may come twice.
         frames = {frame.get("seq", 0): frame for frame in await scene.ended(kept)}
         check_count([frames[seq] for seq in sorted(frames)], 30, "a call that ran meanwhile")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import re
+from functools import partial
 
 from toolbus.operations.conformance.checks import Broken, Table, broken_if, until, until_not
 from toolbus.operations.conformance.proxy import Proxy
@@ -189,11 +191,7 @@ async def checks_the_namespace(scene: WorkerScene) -> None:
         # What it publishes is refused once, and meanwhile the version is raised, which it has read before.
         proxy.plan(lambda words: any(b'"tools"' in word for word in words), "refuse", "TRYAGAIN the slot is being moved", after=0.5)
         scene.worker = await scene.program.start(TOOLBUS_URL=scene.url_of(proxy))
-
-        async def publishes() -> bool:
-            return bool(proxy.done)
-
-        await until(publishes, STARTS, "it publishes nothing")
+        await until(proxy.is_done, STARTS, "it publishes nothing")
         await scene.probe.run("HSET", scene.keys.format, "raising", 9)
         await _ends_for_its_version(scene, waiting, "it was raised to version 9 before it took anything", may_register=True)
         await scene.probe.run("DEL", scene.keys.format, scene.queue)
@@ -223,12 +221,9 @@ async def _outlives(scene: WorkerScene, proxy: Proxy) -> None:
     asked = proxy.watch(lambda words: words[3:7] == keys and words[-1].replace(b"-", b"").isdigit())
     begun = asyncio.get_running_loop().time()
     stopping = asyncio.create_task(scene.program.stop(scene.worker))
-
-    async def steps_back() -> bool:
-        return bool(await scene.probe.run("HGET", table, f"i:{instance}") == f"1:{digest}".encode())
-
+    problem = "it does not register again with the start number 1, although it is the last one of its revision"
     try:
-        await until(steps_back, 2.0, "it does not register again with the start number 1, although it is the last one of its revision")
+        await until(partial(scene.row_of, instance), 2.0, problem, partial(operator.eq, f"1:{digest}"))
         late = await scene.publish("echo", {"text": "late"}, digest=digest)
     finally:
         await stopping

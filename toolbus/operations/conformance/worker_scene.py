@@ -206,6 +206,20 @@ class WorkerScene(RegisteredWorker):
         holder, _, _ = await self.holder(sent)
         return holder == f"~to:{worker}"
 
+    async def wait_until_passed_on(self, sent: Sent, worker: str, which: str) -> None:
+        """Wait until a request was handed over to a worker; ``which`` says who that is.
+
+        Raises:
+            Broken: it is not, or is answered first.
+        """
+
+        async def waits_there() -> bool:
+            if frames := await self.frames(sent):
+                raise Broken(f"it was run, or ended as {error_of(frames)!r}, although {which} lives")
+            return await self.waits_for(sent, worker)
+
+        await until(waits_there, 5.0, f"it does not wait for {which}")
+
     async def move(self, sent: Sent, to: str) -> bool:
         """Move an entry from the worker to another. As with every script that does so, who loses it gets another counter in the fence.
 

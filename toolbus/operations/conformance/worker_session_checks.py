@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import time
+from functools import partial
 from typing import Any
 
 from toolbus.bus.broker.server import scripts
@@ -102,14 +103,9 @@ async def passes_sessions_on(scene: WorkerScene) -> None:
     other = await scene.play_worker(lives=True, digest="kit-revision")
     await scene.probe.run("SET", owner, other, "PX", 60_000)
     sent = await scene.publish("echo", {"text": "of another's session"}, **session)
-
-    async def waits_there() -> bool:
-        broken_if(await scene.frames(sent), "it was run although another worker has the session")
-        return await scene.waits_for(sent, other)
-
-    await until(waits_there, 5.0, "it does not wait for the worker that has the session")
+    await scene.wait_until_passed_on(sent, other, "the worker that has the session")
     await asyncio.sleep(0.3)
-    await waits_there()
+    broken_if(await scene.frames(sent), "it was run although another worker has the session")
     await scene.remove(sent)
 
 
@@ -196,12 +192,8 @@ async def cleans_up(scene: WorkerScene) -> None:
     while time.monotonic() - left < 2 * LEASE - SLACK:
         broken_if(await _cleaned(scene) > before, "it cleans up after the sessions of an agent that has gone before two leases are over")
         await asyncio.sleep(0.1)
-
-    async def are_cleaned() -> bool:
-        return await _cleaned(scene) >= before + 2
-
     problem = "the sessions of an agent that said that it leaves, and of one whose reply stream is gone, are not both cleaned up after"
-    await until(are_cleaned, LEASE + 2 * SLACK, problem)
+    await until(partial(_cleaned, scene), LEASE + 2 * SLACK, problem, lambda number: number >= before + 2)
     await asyncio.sleep(LEASE / 2)
     broken_if(await _cleaned(scene) > before + 2, "it cleaned up after a session in which another agent had called by then")
 
@@ -238,12 +230,8 @@ async def notes_waits(scene: WorkerScene) -> None:
     if await scene.has_ended(sent):
         raise Broken(f"its time went on while its handler waited: it ended as {error_of(await scene.frames(sent))}")
     await _allow(scene, confirm["id"])
-
-    async def is_noted() -> bool:
-        note = await _note_of(scene, sent)
-        return len(note) > 2 and note[0] >= deadline + 2_000 and not note[1]
-
-    await until(is_noted, 0.9, "when its handler goes on, the note does not have the later deadline, and two zeros")
+    problem = "when its handler goes on, the note does not have the later deadline, and two zeros"
+    await until(partial(_note_of, scene, sent), 0.9, problem, lambda note: len(note) > 2 and note[0] >= deadline + 2_000 and not note[1])
     frames = await scene.ended(sent)
     check_run(frames)
     if text_of(frames) != "allowed":
