@@ -16,7 +16,8 @@ from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.values.settings import misspelt
 from toolbus.operations.cli.command import Place, Tree, common_options, tree
 from toolbus.operations.cli.common import drop_unwritable_output, explained, open_closed, reason
-from toolbus.operations.cli.output import Failure, print_line
+from toolbus.operations.cli.failing import Failure
+from toolbus.operations.cli.output import print_line
 
 
 @tree(

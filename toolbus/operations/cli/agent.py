@@ -20,7 +20,8 @@ from toolbus.bus.values.results import ConfigurationError
 from toolbus.operations.cli.calls import terminal_prompt
 from toolbus.operations.cli.command import Categories, Groups, Hops, Names, Output, Seconds, Share, User, command, option
 from toolbus.operations.cli.common import read_text, settings_with_server
-from toolbus.operations.cli.output import WrongUsage, fail, needing, print_json, print_line
+from toolbus.operations.cli.failing import WrongUsage, fail, needing, wrong_if
+from toolbus.operations.cli.output import print_json, print_line
 
 if TYPE_CHECKING:
     from toolbus.agent import AgentEvent, Answer, ChatEndpoint
@@ -115,16 +116,11 @@ def agent_command(question: str | None, options: Options, output: Output) -> Non
 
 def _check_usage(text: str | None, options: Options) -> None:
     for name, value in (("--conversation", options.conversation), ("--idempotency-key", options.idempotency_key)):
-        if value == "":
-            raise click.UsageError(f"{name} is empty; leave it out to have none")
-    if text is None and not options.conversation:
-        raise click.UsageError("Missing argument 'QUESTION'; only --conversation goes without one")
-    if text is not None and not text.strip():
-        raise click.UsageError("QUESTION is empty")
-    if options.idempotency_key and (text is None or not options.conversation):
-        raise click.UsageError("--idempotency-key needs QUESTION and --conversation")
-    if options.walk and text is None:
-        raise click.UsageError("--walk needs QUESTION; name the actions with --action")
+        wrong_if(value == "", f"{name} is empty; leave it out to have none")
+    wrong_if(text is None and not options.conversation, "Missing argument 'QUESTION'; only --conversation goes without one")
+    wrong_if(text is not None and not text.strip(), "QUESTION is empty")
+    wrong_if(options.idempotency_key and (text is None or not options.conversation), "--idempotency-key needs QUESTION and --conversation")
+    wrong_if(options.walk and text is None, "--walk needs QUESTION; name the actions with --action")
 
 
 def _endpoint(options: Options) -> tuple[ChatEndpoint, str]:

@@ -27,7 +27,8 @@ from toolbus.bus.values.events import Answered, Asked, Event, Finished, Reset, T
 from toolbus.bus.values.results import deadline_exceeded
 from toolbus.operations.cli.command import Output, Seconds, User, argument, command, digest, group, option
 from toolbus.operations.cli.common import login_name, namespace_of, read_json, read_text, with_bus
-from toolbus.operations.cli.output import fail, moment, print_content, print_json, print_json_line, print_line, show
+from toolbus.operations.cli.failing import fail, fail_if, wrong_if
+from toolbus.operations.cli.output import moment, print_content, print_json, print_json_line, print_line, show, tell
 
 if TYPE_CHECKING:
     from toolbus.bus.client.calls.call import Call
@@ -192,10 +193,8 @@ def _words(pairs: tuple[str, ...], document: str | None) -> Callable[[Tool | Non
     for pair in pairs:
         key, separator, value = pair.partition("=")
         name = key.removesuffix(":")
-        if not separator or not name:
-            raise click.UsageError(f"{pair!r} is not KEY=VALUE")
-        if name in known or name in texts:
-            raise click.UsageError(f"{name!r} is given twice; a list is written {name}:='[…, …]'")
+        wrong_if(not separator or not name, f"{pair!r} is not KEY=VALUE")
+        wrong_if(name in known or name in texts, f"{name!r} is given twice; a list is written {name}:='[…, …]'")
         if key.endswith(":"):
             known[name] = read_json(value, object, f"the value of {name!r}")
         elif value.startswith("@"):
@@ -408,10 +407,7 @@ async def confirm_list(bus: ToolBus, user: OfUser, output: Output) -> None:
 async def confirm_show(bus: ToolBus, id: str, full: Annotated[bool, option("Show all arguments, also long ones.")], output: Output) -> None:
     """Print one request with its arguments; long values are shortened one by one."""
     found = await bus.confirmations.get(await _whole(bus, id))
-    if output == "json":
-        print_json(found)
-    else:
-        print_line(_text(found, full=full))
+    tell(output, found, _text(found, full=full))
 
 
 @command("allow", into=confirm_command)
@@ -431,8 +427,7 @@ async def confirm_allow(
 
         check_prefix(digest)
         found = await bus.confirmations.get(whole)
-        if not found.digest.startswith(digest):
-            fail(f"{whole} has the digest {visible(found.digest)}, not {digest}")
+        fail_if(not found.digest.startswith(digest), f"{whole} has the digest {visible(found.digest)}, not {digest}")
         answer = msgspec.structs.replace(answer, digest=found.digest)
     await bus.confirmations.answer(whole, answer)
     print_line(f"{whole} allowed")
@@ -463,8 +458,7 @@ async def confirm_watch(bus: ToolBus, user: OfUser, output: Output) -> None:
 async def _whole(bus: ToolBus, start: str) -> str:
     """Return the full id when exactly one request starts with ``start``; else ``start``, for the server to refuse."""
     found = [request.id for request in await bus.confirmations.pending() if start and request.id.startswith(start)]
-    if len(found) > 1:
-        fail(f"{len(found)} requests start with {start!r}: {', '.join(found[:5])}")
+    fail_if(len(found) > 1, f"{len(found)} requests start with {start!r}: {', '.join(found[:5])}")
     return found[0] if found else start
 
 

@@ -20,7 +20,7 @@ from toolbus.bus.values.encoding import whole_text
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.operations.cli.common import RESTART, with_admin, with_bus
-from toolbus.operations.cli.output import needing
+from toolbus.operations.cli.failing import needing
 
 
 class Declared(NamedTuple):

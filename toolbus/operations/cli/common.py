@@ -18,7 +18,7 @@ import click
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.settings import PREFIX, Settings, misspelt
-from toolbus.operations.cli.output import WrongUsage, fail
+from toolbus.operations.cli.failing import WrongUsage, fail
 
 if TYPE_CHECKING:
     from toolbus import ToolBus

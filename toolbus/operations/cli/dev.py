@@ -24,7 +24,8 @@ from toolbus.bus.values.settings import Settings
 from toolbus.bus.values.urls import redact
 from toolbus.operations.cli.command import Folder, Port, argument, command, option
 from toolbus.operations.cli.common import GATEWAY_PORT, environment_of, needs_gateway, settings_with_server
-from toolbus.operations.cli.output import Failure, complain, fail, print_line, print_table
+from toolbus.operations.cli.failing import Failure, fail, fail_if, wrong_if
+from toolbus.operations.cli.output import complain, print_line, print_table
 from toolbus.operations.cli.platform import host_command, import_command
 from toolbus.operations.cli.serve import serve_command
 from toolbus.operations.cli.worker import worker_command
@@ -56,8 +57,7 @@ def dev_command(
       toolbus dev jokes.py
       toolbus dev --http-port 8080
     """
-    if reload and not targets:
-        raise click.UsageError("--reload watches the files of your targets; name one (jokes.py)")
+    wrong_if(reload and not targets, "--reload watches the files of your targets; name one (jokes.py)")
     settings = settings_with_server()
     with contextlib.ExitStack() as stack:
         server = _find_server(settings, stack)
@@ -128,8 +128,7 @@ def up_command(
     context = click.get_current_context()
     given = context.find_root().obj or {}
     if server_port is not None:
-        if given.get("url"):
-            raise click.UsageError("give --url or --server-port, not both")
+        wrong_if(given.get("url"), "give --url or --server-port, not both")
         context.find_root().obj = {**given, "url": f"redis://127.0.0.1:{server_port or free_port()}"}
     settings = settings_with_server()
     with contextlib.ExitStack() as stack:
@@ -458,8 +457,7 @@ def new_command(name: str, project: Annotated[bool, option("Write a folder NAME 
     """
     if not name.isidentifier() or keyword.iskeyword(name):
         raise click.UsageError(f"{name!r} can't be the name of a Python module: use letters, digits and _")
-    if name in sys.stdlib_module_names:
-        fail(f"{name} is a module of Python itself, which {name}.py would hide; choose another name")
+    fail_if(name in sys.stdlib_module_names, f"{name} is a module of Python itself, which {name}.py would hide; choose another name")
     files = {Path(f"{name}.py"): _TOOL, Path(f"test_{name}.py"): _TEST}
     if project:
         folder = Path(name)
@@ -469,10 +467,8 @@ def new_command(name: str, project: Annotated[bool, option("Write a folder NAME 
             folder / "tests" / f"test_{name}.py": _TEST,
         }
     for path in (Path(name),) if project else files:
-        if path.exists():
-            fail(f"{path} is there already, and is left as it is")
-    if importlib.util.find_spec(name) is not None:
-        fail(f"{name} is an installed package, which {name}.py would hide; choose another name")
+        fail_if(path.exists(), f"{path} is there already, and is left as it is")
+    fail_if(importlib.util.find_spec(name) is not None, f"{name} is an installed package, which {name}.py would hide; choose another name")
     for path, template in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(template.format(name=name), "utf-8")

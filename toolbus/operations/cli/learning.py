@@ -14,7 +14,8 @@ import msgspec
 from toolbus.bus.values.results import ToolbusError
 from toolbus.operations.cli.command import Number, Output, Seconds, Share, argument, command, group, option
 from toolbus.operations.cli.common import settings_of, with_admin
-from toolbus.operations.cli.output import Columns, complain, fail, print_content, print_json, print_line, print_table, show
+from toolbus.operations.cli.failing import fail, fail_if, wrong_if
+from toolbus.operations.cli.output import Columns, complain, print_content, print_json, print_line, print_table, show, tell
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -133,8 +134,7 @@ def learning_rollback(revision: str | None, folder: RevisionsFolder, no_publish:
     from toolbus.toolkit.learning.revisions import Revisions, difference
 
     revisions = Revisions(folder)
-    if revisions.current() is None and not revision:
-        fail(f"{folder} has no current revision to roll back from")
+    fail_if(revisions.current() is None and not revision, f"{folder} has no current revision to roll back from")
 
     def roll_back() -> None:
         left, back = revisions.roll_back(revision or "")
@@ -295,8 +295,7 @@ def learning_learn(
     current = revisions.of(static)
     changes = changed(static if current is None else current.scores, static, learned)
     made = None if dry_run else revisions.add(static, learned, digest(logged), parameters)
-    if output == "json":
-        print_json({"revision": None if made is None else made.id, **_plain(learned), "changes": changes})
+    if not tell(output, {"revision": None if made is None else made.id, **_plain(learned), "changes": changes}):
         return
     _print_verdicts(learned.verdicts, changes)
     count = f"{len(changes)} of {len(static)} scores"
@@ -339,18 +338,15 @@ def learning_evaluate(
 
     parameters = learning.checked()
     if generated or noise:
-        if scores_file or log_file:
-            raise click.UsageError("--generated makes its own scores and log; leave out --scores and --log")
+        wrong_if(scores_file or log_file, "--generated makes its own scores and log; leave out --scores and --log")
         made = generate(World(seed=seed, episodes=episodes, wrong=wrong, noise=noise))
         static, texts, logged = made.static, made.texts, episodes_of(made.executions)
     else:
         file, logged = _inputs(scores_file, log_file, skip_corrupt)
         static, texts = file.scores, file.texts
     found = evaluate(static, texts, logged, parameters, Options(held_out=held_out, threshold=threshold, seed=seed))
-    if output == "json":
-        print_json({**msgspec.to_builtins(msgspec.structs.asdict(found) | {"learned": None}), "learned": _plain(found.learned)})
-        return
-    _print_evaluation(found)
+    if tell(output, {**msgspec.to_builtins(msgspec.structs.asdict(found) | {"learned": None}), "learned": _plain(found.learned)}):
+        _print_evaluation(found)
 
 
 @command("revisions", into=learning_command)
@@ -409,8 +405,7 @@ def learning_diff(old: str | None, new: str | None, folder: RevisionsFolder, out
     after = revisions.current() if new is None else revisions.get(new)
     if after is None:
         fail(f"{folder} has no revisions yet; `toolbus toolkit learning run` makes one")
-    if old is None and not after.parent:
-        fail(f"{after.id} is the first revision; name the one to compare it with")
+    fail_if(old is None and not after.parent, f"{after.id} is the first revision; name the one to compare it with")
     before = revisions.get(old or after.parent)
     found = difference(before.scores, after.scores)
     document = {"old": before.id, "new": after.id, "differences": found}
@@ -461,10 +456,8 @@ def _print_verdicts(verdicts: Sequence[Verdict], changes: Sequence[Change] = ())
 
 def _print_revision(revision: Revision, output: str) -> None:
     """Print a revision with its origin and its changes."""
-    if output == "json":
-        print_json(revision)
+    if not tell(output, revision, f"{revision.id}  {revision.created} UTC  {revision.note}"):
         return
-    print_line(f"{revision.id}  {revision.created} UTC  {revision.note}")
     if revision.log is not None:
         print_line(f"log: sha256 {revision.log.sha256}")
     if revision.parameters is not None:

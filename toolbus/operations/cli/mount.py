@@ -15,7 +15,8 @@ from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.worker.process.lifeline import Bounds
 from toolbus.operations.cli.command import Concurrency, Number, Output, ProcessOptions, argument, command, option
 from toolbus.operations.cli.common import serving_settings, settings_of
-from toolbus.operations.cli.output import Columns, needing, print_line, show
+from toolbus.operations.cli.failing import needing, wrong_if
+from toolbus.operations.cli.output import Columns, print_line, show
 from toolbus.operations.cli.worker import child_words, end_with, refusals, run_worker, supervise
 
 if TYPE_CHECKING:
@@ -126,20 +127,17 @@ def _service(name: str, target: tuple[str, ...], openapi: str | None, options: O
     if openapi is not None:
         with needing("mcp", "mounting APIs"):
             from toolbus.edges.mounts.openapi.service import MountedApi
-        if target:
-            raise click.UsageError("give a command, a URL, or --openapi: one of them")
+        wrong_if(target, "give a command, a URL, or --openapi: one of them")
         query = {field: secret(source) for field, source in _sources(mounting.query, "--query").items()}
         base = mounting.base_url or ""
         return MountedApi(name, openapi, options, headers=headers, query=query, base_url=base, hosts=mounting.hosts)
-    if not target:
-        raise click.UsageError(f"say what to mount: toolbus mount {name} -- COMMAND, or a URL, or --openapi; --help has examples")
+    wrong_if(not target, f"say what to mount: toolbus mount {name} -- COMMAND, or a URL, or --openapi; --help has examples")
     with needing("mcp", "mounting MCP servers"):
         from toolbus.edges.mounts.service import MountedServer
     if len(target) == 1 and "://" in target[0]:
         address = Address(check_address(target[0]), headers, "sse" if mounting.sse else "http")
         return MountedServer(name, address, options)
-    if headers:
-        raise click.UsageError("--header and --bearer are for a URL; --env passes a variable on to a command")
+    wrong_if(headers, "--header and --bearer are for a URL; --env passes a variable on to a command")
     return MountedServer(name, Command(target, environment_for(mounting.variables)), options)
 
 
@@ -148,8 +146,7 @@ def _sources(words: tuple[str, ...], option: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for each in words:
         field, equals, source = each.partition("=")
-        if not equals or not field.strip():
-            raise click.UsageError(f"{option} takes NAME=env:VARIABLE or NAME=file:PATH")
+        wrong_if(not equals or not field.strip(), f"{option} takes NAME=env:VARIABLE or NAME=file:PATH")
         found[field.strip()] = source
     return found
 

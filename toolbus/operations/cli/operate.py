@@ -18,7 +18,8 @@ from toolbus.bus.values.naming import key_flaw
 from toolbus.bus.values.results import BrokerUnavailable, DescriptorError, ToolbusError
 from toolbus.operations.cli.command import JSON, Output, Seconds, Yes, argument, command, group, option
 from toolbus.operations.cli.common import must_be_known, namespace_of, read_bytes, read_json, settings_of, with_admin
-from toolbus.operations.cli.output import Columns, Failure, ask_first, complain, fail, moment, print_json, print_line, show, stored_of
+from toolbus.operations.cli.failing import Failure, ask_first, fail, fail_if, wrong_if
+from toolbus.operations.cli.output import Columns, complain, moment, print_json, print_line, show, stored_of, tell
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -142,8 +143,7 @@ def _of_each(
     service: str, letters: tuple[str, ...], everything: bool, yes: bool, question: str, one: Callable[[Admin, str, str], Awaitable[None]]
 ) -> None:
     """Apply ``one`` to each letter, report failures and go on; ask before all of a service are meant, which must be known."""
-    if bool(letters) == everything:
-        raise click.UsageError("give the ids of dead letters, or --all")
+    wrong_if(bool(letters) == everything, "give the ids of dead letters, or --all")
 
     async def found(admin: Admin) -> bool:
         if await admin.dead_letters.ids(await admin.queue(service)):
@@ -248,14 +248,13 @@ async def conversations_show(
 ) -> None:
     """Print the records of a conversation, the oldest first. A conversation that ends in no answer was left, or goes on."""
     found = await admin.conversations.read(user, id)
-    if not found:
-        fail(_none(id, user))
-    if output == "json":
-        print_json([{"number": each.number, "at": each.at, "record": _raw(each)} for each in found])
-        return
-    for each in found:
-        text = _in_words(each.document)
-        print_line(f"{each.number:>4}  {moment(each.at)}  {visible(text if full else one_line(text, _MOST_SHOWN))}")
+    fail_if(not found, _none(id, user))
+    texts = ((each, _in_words(each.document)) for each in found)
+    tell(
+        output,
+        [{"number": each.number, "at": each.at, "record": _raw(each)} for each in found],
+        *(f"{each.number:>4}  {moment(each.at)}  {visible(text if full else one_line(text, _MOST_SHOWN))}" for each, text in texts),
+    )
 
 
 @command("rm", into=conversations_command)
@@ -267,8 +266,7 @@ def conversations_rm(
 ) -> None:
     """Delete a conversation for good. Calls that run for it go on."""
     ask_first(f"Delete the conversation {id!r}?", yes=yes)
-    if not with_admin(lambda admin: admin.conversations.remove(user, id, force=force)):
-        fail(_none(id, user))
+    fail_if(not with_admin(lambda admin: admin.conversations.remove(user, id, force=force)), _none(id, user))
     print_line(f"{visible(id)} deleted")
 
 
@@ -357,8 +355,7 @@ def items_put(
       toolbus operate items put --all items.json
     """
     if everything:
-        if file is not None:
-            raise click.UsageError("--all takes one file, and no KEY: the file has the keys")
+        wrong_if(file is not None, "--all takes one file, and no KEY: the file has the keys")
         _put_all(key or "-")
         return
     if key is None:
@@ -389,8 +386,7 @@ def items_get(
       toolbus operate items get tool/tell-haiku
       toolbus operate items get --all > items.json
     """
-    if everything == (key is not None):
-        raise click.UsageError("give a KEY, or --all")
+    wrong_if(everything == (key is not None), "give a KEY, or --all")
     if key is None:
         _print_all()
         return
@@ -440,8 +436,7 @@ async def items_rm(
         print_line(f"removed {key}, which was misplaced: it stood where any worker may write")
         if not removed:
             return
-    if not removed:
-        fail(f"there is no static descriptor {key!r}" + ("" if force else "; --force frees the name of a self-published one"))
+    fail_if(not removed, f"there is no static descriptor {key!r}" + ("" if force else "; --force frees the name of a self-published one"))
     print_line(f"removed {key}")
 
 
@@ -454,8 +449,7 @@ def _consequences(key: str, document: bytes, services: Services, items: Items) -
     kind, _, name = key.partition("/")
     notes: list[str] = []
     for tool in unusable(after):
-        if kind == "tool" and tool.name == name:
-            fail(f"not stored: {visible(tool.reason)}")
+        fail_if(kind == "tool" and tool.name == name, f"not stored: {visible(tool.reason)}")
         if (tool.name, tool.service) not in known:
             notes.append(f"{visible(tool.name)} of {visible(tool.service)} can't be used any more: {visible(tool.reason)}")
     if kind == "tool" and name in after.tools and after.tools[name].service_descriptor is None:
@@ -509,8 +503,7 @@ def _print_all() -> None:
     print_json(found)
     for key, why in unusable.items():
         complain(f"left out: {visible(key)}: {one_line(visible(why), _MOST_REASON)}")
-    if unusable:
-        fail(f"{len(unusable)} of {len(unusable) + len(found)} documents are left out")
+    fail_if(unusable, f"{len(unusable)} of {len(unusable) + len(found)} documents are left out")
 
 
 def _put_all(place: str) -> None:
@@ -551,8 +544,7 @@ def _put_all(place: str) -> None:
     print_line(stored_of(counts))
     for key, why in wrong.items():
         complain(f"not stored: {visible(key)}: {one_line(visible(why), _MOST_REASON)}")
-    if wrong:
-        fail(f"{len(wrong)} of {len(given)} documents were left out; mend them and put them again")
+    fail_if(wrong, f"{len(wrong)} of {len(given)} documents were left out; mend them and put them again")
 
 
 def _checked(key: str, value: object) -> bytes:

@@ -1,50 +1,16 @@
-"""Print for commands: text that can't command a terminal, tables, JSON, questions, and errors in one line."""
+"""Print for commands: text that can't command a terminal, tables, and JSON."""
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import click
 import msgspec
 
 from toolbus.bus.support.display import harmless, one_line, visible, visible_lines
-from toolbus.bus.values.results import ConfigurationError
-
-
-class Failure(click.ClickException):
-    """An error in one line, exit code 1."""
-
-    def show(self, file: Any = None) -> None:
-        """Print the error to standard error."""
-        complain(f"toolbus: {self.message}")
-
-
-class WrongUsage(Failure):
-    """A mistake that stands in no option of the command line, exit code 2."""
-
-    exit_code = click.UsageError.exit_code
-
-
-def fail(message: str) -> NoReturn:
-    """End the command with one line and exit code 1."""
-    raise Failure(message)
-
-
-@contextlib.contextmanager
-def needing(extra: str, what: str) -> Iterator[None]:
-    """Say what to install when a package that ``what`` needs is missing.
-
-    Raises:
-        ConfigurationError: it is.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(f"{what} needs {error.name}: pip install 'toolbus[{extra}]'") from None
 
 
 def print_line(text: object = "", *, err: bool = False, nl: bool = True, fg: str | None = None, dim: bool = False) -> None:
@@ -76,20 +42,6 @@ def print_content(text: str, *, nl: bool = True) -> None:
     click.echo(harmless(text) if sys.stdout.isatty() else text, nl=nl, color=True)
 
 
-def ask_first(question: str, *, yes: bool) -> None:
-    """Ask on the terminal, apart from the output; end the command unless the answer is yes, here or in advance."""
-    if yes:
-        return
-    try:
-        is_confirmed = click.confirm(harmless(question), err=True)
-    except click.Abort:
-        # The input has ended, or Ctrl-C was pressed, within the line of the question.
-        print_line(err=True)
-        is_confirmed = False
-    if not is_confirmed:
-        fail("not confirmed, so nothing was done; --yes answers in advance")
-
-
 def print_json(value: Any) -> None:
     """Print one JSON document to standard output."""
     # Characters that could command a terminal or hide text become JSON escapes, which JSON reads as the same value.
@@ -99,6 +51,22 @@ def print_json(value: Any) -> None:
 def print_json_line(value: Any) -> None:
     """Print one JSON document in one line."""
     print_line(visible(msgspec.json.encode(value).decode()))
+
+
+def tell(output: str, document: object, *lines: object) -> bool:
+    """Print a document as JSON, or lines for people; return whether it was the lines.
+
+    Args:
+        output: ``json``, or another form, which is that of the lines.
+        document: for programs.
+        *lines: for people.
+    """
+    if output == "json":
+        print_json(document)
+        return False
+    for line in lines:
+        print_line(line)
+    return True
 
 
 Columns = Mapping[str, str | Callable[[Any], object]]
@@ -116,11 +84,10 @@ def show(output: str, found: Iterable[Any], columns: Columns, *, empty: str, doc
         document: what is printed as JSON, if it is not what was found.
     """
     found = list(found)
-    if output == "json":
-        print_json(found if document is None else document)
-        return False
-    print_table([*columns], [[_cell(each, cell) for cell in columns.values()] for each in found], empty=empty)
-    return True
+    is_text = tell(output, found if document is None else document)
+    if is_text:
+        print_table([*columns], [[_cell(each, cell) for cell in columns.values()] for each in found], empty=empty)
+    return is_text
 
 
 def _cell(each: Any, cell: str | Callable[[Any], object]) -> object:

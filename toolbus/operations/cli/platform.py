@@ -24,7 +24,8 @@ from toolbus.bus.worker.process.event_loop import run_loop
 from toolbus.bus.worker.process.lifeline import ChildState, report_state, watch_lifeline
 from toolbus.operations.cli.command import Folder, Grace, Lifeline, Output, ProcessOptions, Seconds, argument, command, option, setting
 from toolbus.operations.cli.common import namespace_of, read_text, serving_settings, settings_with_server, with_admin
-from toolbus.operations.cli.output import Columns, complain, fail, needing, print_json, print_json_line, print_line, show, stored_of
+from toolbus.operations.cli.failing import fail, fail_if, needing, wrong_if
+from toolbus.operations.cli.output import Columns, complain, print_json, print_json_line, print_line, show, stored_of, tell
 from toolbus.operations.cli.worker import announced, end_with, probed_worker, refusals
 
 if TYPE_CHECKING:
@@ -124,16 +125,12 @@ def import_command(folder: Directory, output: Output) -> None:
         return stored
 
     stored = with_admin(main) if found.records else {}
-    if output == "json":
-        print_json(
-            {
-                "stored": stored,
-                "wrong": [each._asdict() for each in found.wrong],
-                "ignored": [{"file": each.file, "id": each.id, "field": each.reason} for each in found.ignored],
-            }
-        )
-    else:
-        print_line(stored_of(Counter(stored.values())))
+    document = {
+        "stored": stored,
+        "wrong": [each._asdict() for each in found.wrong],
+        "ignored": [{"file": each.file, "id": each.id, "field": each.reason} for each in found.ignored],
+    }
+    if tell(output, document, stored_of(Counter(stored.values()))):
         for each in found.ignored:
             print_line(f"{each.file}: {visible(each.id)}: {visible(each.reason)} is no field that is kept", err=True)
         for each in found.wrong:
@@ -154,10 +151,8 @@ def export_command(folder: Directory, output: Output) -> None:
 
     records = with_admin(lambda admin: Records(admin).all())
     files = write_folder(folder, records)
-    if output == "json":
-        print_json({"files": files, "tools": len(records.tools), "groups": len(records.groups)})
-    else:
-        print_line(f"{', '.join(files)}: tools {len(records.tools)}, groups {len(records.groups)}")
+    counts = {"tools": len(records.tools), "groups": len(records.groups)}
+    tell(output, {"files": files, **counts}, f"{', '.join(files)}: tools {counts['tools']}, groups {counts['groups']}")
     unusable = [each for each in records.refused if not each.key.startswith("pending/")]
     for refused in unusable:
         complain(f"not exported: {visible(refused.reason)}")
@@ -216,8 +211,7 @@ def sync_command(
     if show(output, report.matches, columns, empty="no item of the catalogue is a tool or a group here", document=report):
         for line in report.wrong:
             complain(visible(line))
-    if report.wrong:
-        fail(f"{len(report.wrong)} could not be connected")
+    fail_if(report.wrong, f"{len(report.wrong)} could not be connected")
 
 
 @command("status")
@@ -416,11 +410,9 @@ def chat_command(
       toolbus platform chat --chat-id images "make me one that rotates them" --output json
     """
     settings = settings_with_server()
-    if message is None and output == "json":
-        raise click.UsageError("--output json answers one message; give MESSAGE, or - to read it from standard input")
+    wrong_if(message is None and output == "json", "--output json answers one message; give MESSAGE, or - to read it from standard input")
     text = read_text("-") if message == "-" else message
-    if text is not None and not text.strip():
-        raise click.UsageError("MESSAGE is empty")
+    wrong_if(text is not None and not text.strip(), "MESSAGE is empty")
     from toolbus.sync import ToolBus
 
     chat = chat_id or f"chat-{secrets.token_hex(4)}"
@@ -434,8 +426,7 @@ def chat_command(
             _go_on(send, tool, chat, prompting=sys.stdin.isatty())
             return
         result = send(text)
-    if result.error is not None:
-        fail(_failure(result, tool))
+    fail_if(result.error is not None, _failure(result, tool))
     if output == "json":
         print_json(result.data if isinstance(result.data, dict) else {"response": result.output or "", "chat_id": chat})
     elif not chat_id and sys.stderr.isatty():
@@ -538,10 +529,8 @@ def im_command(
     Examples:
       toolbus platform im --server ws://localhost:8765 --contact tool_agent
     """
-    if not _is_address(server):
-        raise click.UsageError("--server is an address such as ws://localhost:8765")
-    if not contact.strip() or len(contact) > 255:
-        raise click.UsageError("--contact is a name of 1 to 255 characters")
+    wrong_if(not _is_address(server), "--server is an address such as ws://localhost:8765")
+    wrong_if(not contact.strip() or len(contact) > 255, "--contact is a name of 1 to 255 characters")
     folder = state or _usual(contact)
     settings = serving_settings("im")
 

@@ -13,7 +13,8 @@ import click
 from toolbus.bus.support.display import one_line, visible
 from toolbus.operations.cli.command import File, Folder, Output, argument, command, group, option
 from toolbus.operations.cli.common import reason, settings_of, with_admin
-from toolbus.operations.cli.output import Columns, ask_first, fail, print_json, print_line, print_table, show
+from toolbus.operations.cli.failing import ask_first, fail
+from toolbus.operations.cli.output import Columns, print_line, print_table, show, tell
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -119,12 +120,11 @@ def migrate_command(
         return before, await admin.versions.migrate(batch, report), moved
 
     before, after, moved = with_admin(main)
-    if output == "json":
-        print_json({"namespace": after.namespace, "before": before.written, "version": after.written, "converted": told, "moved": moved})
-    elif (before.written, told, moved) == (after.written, 0, 0):
-        print_line(f"{after} is of version {after.written} already; nothing was to be changed")
-    else:
-        print_line(f"{after} is of version {after.written} now; {told} documents converted{f', {moved} moved' if moved else ''}")
+    document = {"namespace": after.namespace, "before": before.written, "version": after.written, "converted": told, "moved": moved}
+    text = f"{after} is of version {after.written} now; {told} documents converted{f', {moved} moved' if moved else ''}"
+    if (before.written, told, moved) == (after.written, 0, 0):
+        text = f"{after} is of version {after.written} already; nothing was to be changed"
+    tell(output, document, text)
 
 
 async def _show_changes(admin: Admin, output: str) -> None:
@@ -141,18 +141,16 @@ async def _show_changes(admin: Admin, output: str) -> None:
         else:
             more += 1
     misplaced = {key: document.decode("utf-8", "replace") for key, document in (await admin.misplaced()).items()}
-    if output == "json":
-        print_json(
-            {
-                "namespace": namespace.namespace,
-                "before": namespace.written,
-                "version": max(VERSION, namespace.written),
-                "changes": [{"key": key, "migration": name, "problem": problem} for key, name, _, problem in rows],
-                "more": more,
-                "moves": misplaced,
-                "behind": [{"service": each.service, "instance": each.instance, "speaks": each.versions or (1, 1)} for each in behind],
-            }
-        )
+    document = {
+        "namespace": namespace.namespace,
+        "before": namespace.written,
+        "version": max(VERSION, namespace.written),
+        "changes": [{"key": key, "migration": name, "problem": problem} for key, name, _, problem in rows],
+        "more": more,
+        "moves": misplaced,
+        "behind": [{"service": each.service, "instance": each.instance, "speaks": each.versions or (1, 1)} for each in behind],
+    }
+    if not tell(output, document):
         return
     print_line(f"{namespace} is of version {namespace.written}, and this release writes version {VERSION}", err=True)
     for worker in behind:
@@ -285,10 +283,7 @@ def _check(checks: Checks, table: Table[C], kind: type[C]) -> None:
         click.get_current_context().exit(128 + signal.SIGTERM)
     if checks.junit is not None:
         _write(checks.junit, report.junit())
-    if checks.output == "json":
-        print_json(report.documents())
-    else:
-        print_line(report.summary())
+    tell(checks.output, report.documents(), report.summary())
     if report.failed:
         click.get_current_context().exit(1)
 

@@ -15,7 +15,8 @@ from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.secrets import Rate, TokenFile, TokenRecord, new_token
 from toolbus.operations.cli.command import JSON, File, Groups, Names, Output, argument, command, date_of, digest, group, option, seconds_of
 from toolbus.operations.cli.common import login_name, namespace_of, settings_of, with_admin
-from toolbus.operations.cli.output import Columns, ask_first, complain, fail, moment, print_content, print_json, print_line, show, warn
+from toolbus.operations.cli.failing import ask_first, fail, fail_if, wrong_if
+from toolbus.operations.cli.output import Columns, complain, moment, print_content, print_json, print_line, show, tell, warn
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -79,8 +80,7 @@ async def show_command(admin: Admin, name: str) -> None:
 
     waiting = await _review_of(admin, name)
     found = next((each for each in await admin.pins.all() if each.name == name), None)
-    if found is None and waiting is None:
-        fail(_nothing(name))
+    fail_if(found is None and waiting is None, _nothing(name))
     tool = (await admin.pins.offered()).get(name)
     more = {"unpinned": await _unpinned(admin, name), "pending": waiting}
     print_json({"pin": found, "tool": None if tool is None else tool_document(tool), **{key: each for key, each in more.items() if each}})
@@ -96,10 +96,8 @@ def approve_tools_command(
     output: Output,
 ) -> None:
     """Approve tools as they are now. Agents see it at once."""
-    if everything == bool(names):
-        raise click.UsageError("name the tools, or give --all")
-    if digest and len(names) != 1:
-        raise click.UsageError("--digest is of one tool")
+    wrong_if(everything == bool(names), "name the tools, or give --all")
+    wrong_if(digest and len(names) != 1, "--digest is of one tool")
     if everything:
         listed = with_admin(lambda admin: admin.pins.all())
         names = tuple(each.name for each in listed if each.digest and each.state not in {"approved", "rejected"})
@@ -126,8 +124,7 @@ async def reject_command(admin: Admin, name: str, reason: Reason) -> None:
 @command("rm", into=pins_command)
 async def rm_command(admin: Admin, name: str) -> None:
     """Forget the decision about a tool, which is unpinned then."""
-    if not await admin.pins.remove(name):
-        fail(_nothing(name))
+    fail_if(not await admin.pins.remove(name), _nothing(name))
     print_line(f"{name} is unpinned")
 
 
@@ -164,11 +161,8 @@ def _approve(names: tuple[str, ...], digest: str, reason: str, output: str) -> N
         return approved, {name: warning for name in names if (warning := await _unpinned(admin, name))}
 
     found, warnings = with_admin(main)
-    if output == "json":
-        print_json(found)
+    if not tell(output, found, *(f"approved {visible(each.name)} of {visible(each.service)} ({each.digest[:16]})" for each in found)):
         return
-    for each in found:
-        print_line(f"approved {visible(each.name)} of {visible(each.service)} ({each.digest[:16]})")
     for name, warning in warnings.items():
         warn(f"{visible(name)}: {visible(warning)}")
     if not found:
@@ -190,8 +184,7 @@ async def _review_of(admin: Admin, name: str) -> Review | None:
     found = await Records(admin).all()
     # Records that can't be read are no reason to treat it as a tool of a worker.
     wrong = next((each.reason for each in found.refused if each.key == f"pending/{name}"), "")
-    if wrong:
-        fail(f"it waits for approval and can't be used: {visible(wrong)}; `toolbus secure pins reject` removes it")
+    fail_if(wrong, f"it waits for approval and can't be used: {visible(wrong)}; `toolbus secure pins reject` removes it")
     waiting = found.pending.get(name)
     return None if waiting is None else with_files(reviewed(waiting, found.tools.get(name)), waiting)
 
@@ -243,8 +236,7 @@ def _approve_recorded(review: Review, *, digest: str, yes: bool, reason: str, ou
         return approved
 
     tool = with_admin(main)
-    if output == "json":
-        print_json({"tool_id": tool.tool_id, "state": "approved", "revision": tool.revision, "digest": review.digest})
+    if not tell(output, {"tool_id": tool.tool_id, "state": "approved", "revision": tool.revision, "digest": review.digest}):
         return
     print_line(f"approved {visible(tool.tool_id)}, revision {tool.revision} ({review.digest[:16]}); hosts serve it from now on")
     print_line("its descriptor is pinned: a record that changes it without approval is withheld until it is approved")
@@ -345,8 +337,7 @@ def tokens_add(
         raise click.UsageError(str(error)) from None
     except msgspec.ValidationError as error:
         raise click.UsageError(f"this can't be a token's: {error}") from None
-    if not name:
-        raise click.UsageError("a token needs a name, by which it is listed")
+    wrong_if(not name, "a token needs a name, by which it is listed")
     records = _tokens(file, missing=True)
     if any(each.name == name for each in records):
         fail(f"there is a token {name!r} already; choose another name, or `toolbus secure tokens revoke` it first")
@@ -400,8 +391,7 @@ def tokens_revoke(name: str, file: InFile) -> None:
         revoked = [each.id for each in records if name in {each.id, each.name}]
         if revoked:
             _write_tokens(file, [each for each in records if each.id not in revoked])
-    if not revoked:
-        fail(f"there is no token {name!r}{'' if file else namespace_of()}; `toolbus secure tokens list` shows them")
+    fail_if(not revoked, f"there is no token {name!r}{'' if file else namespace_of()}; `toolbus secure tokens list` shows them")
     print_line(f"revoked {name} ({', '.join(revoked)})")
 
 
@@ -435,8 +425,7 @@ def _expires(text: str, now: float) -> float:
     if seconds is not None and 0 < seconds <= _LONGEST:
         return round(now + seconds)
     end = date_of(text, "--expires is a time from now such as 12h, 90d or 4w")
-    if end <= now:
-        raise click.UsageError(f"--expires {text[:50]} is over already")
+    wrong_if(end <= now, f"--expires {text[:50]} is over already")
     return end
 
 
@@ -474,17 +463,13 @@ def acl_command(
 
     settings = settings_of()
     found = rights(roles, settings.namespace)
-    if output == "acl":
-        print_line(found.rules())
-        return
-    print_json(
-        {
-            "roles": {name: ROLES[name].about for name in roles},
-            "namespace": settings.namespace,
-            "rules": found.rules(),
-            "commands": found.commands,
-            "keys": {"read_write": found.given, "read": found.reads, "write": found.writes},
-            "channels": found.channels,
-            "alone": [{"command": command, "keys": patterns} for command, patterns in found.alone],
-        }
-    )
+    document = {
+        "roles": {name: ROLES[name].about for name in roles},
+        "namespace": settings.namespace,
+        "rules": found.rules(),
+        "commands": found.commands,
+        "keys": {"read_write": found.given, "read": found.reads, "write": found.writes},
+        "channels": found.channels,
+        "alone": [{"command": command, "keys": patterns} for command, patterns in found.alone],
+    }
+    tell(output, document, found.rules())

@@ -25,7 +25,8 @@ from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.bus.values.urls import redact
 from toolbus.operations.cli.command import JSON, Categories, Groups, Names, Output, Seconds, command, date_of, option, seconds_of
 from toolbus.operations.cli.common import must_be_known, namespace_of, settings_of, settings_with_server, with_admin
-from toolbus.operations.cli.output import Columns, fail, names_of, print_json, print_json_line, print_line, print_table, show, warn
+from toolbus.operations.cli.failing import fail, fail_if, wrong_if
+from toolbus.operations.cli.output import Columns, names_of, print_json, print_json_line, print_line, print_table, show, warn
 from toolbus.operations.unusable import refused as refused_of
 from toolbus.operations.unusable import title
 
@@ -163,12 +164,10 @@ def settings_command(output: Output) -> None:
         name: (redact(str(value)) if name == "url" else value, source)
         for name, (value, source) in Settings.sources(**(click.get_current_context().find_root().obj or {})).items()
     }
-    if output == "json":
-        meanings = Settings.meanings()
-        print_json({name: {"value": value, "source": source, "meaning": meanings.get(name, "")} for name, (value, source) in found.items()})
-        return
-    rows = [(name, value, source, PREFIX + name.upper()) for name, (value, source) in found.items()]
-    print_table(("SETTING", "VALUE", "SOURCE", "VARIABLE"), rows, empty="")
+    meanings = Settings.meanings()
+    rows = [{"name": name, "value": value, "source": source, "meaning": meanings.get(name, "")} for name, (value, source) in found.items()]
+    columns: Columns = {"SETTING": "name", "VALUE": "value", "SOURCE": "source", "VARIABLE": lambda each: PREFIX + each["name"].upper()}
+    show(output, rows, columns, empty="", document={each.pop("name"): each for each in map(dict, rows)})
 
 
 async def _catalogue(admin: Admin) -> tuple[Catalogue, str]:
@@ -272,8 +271,7 @@ async def stats_command(
 
 
 def _must_be_able_to_answer(found: Statistics) -> None:
-    if found.refusal:
-        fail(f"workers can't answer: {_refused_by_server(found.refusal)}")
+    fail_if(found.refusal, f"workers can't answer: {_refused_by_server(found.refusal)}")
 
 
 def _warn_of(refusal: str) -> None:
@@ -422,10 +420,8 @@ def calls_command(
     """
     given = {"tool": tool, "service": service, "user": user, "error": error}
     wanted = {name: value for name, value in given.items() if value is not None}
-    if running and (failed or follow or error):
-        raise click.UsageError("--running shows calls that have not ended; leave out --failed, --error and --follow")
-    if since is not None and (running or follow):
-        raise click.UsageError("--since shows what has ended; leave out --running and --follow")
+    wrong_if(running and (failed or follow or error), "--running shows calls that have not ended; leave out --failed, --error and --follow")
+    wrong_if(since is not None and (running or follow), "--since shows what has ended; leave out --running and --follow")
     if since is None and click.get_current_context().get_parameter_source("history") is ParameterSource.COMMANDLINE:
         raise click.UsageError("--history needs --since, such as --since 7d")
     if since is not None:
@@ -487,8 +483,7 @@ def _moment(text: str) -> float:
     if seconds is not None:
         return time.time() - seconds
     found = date_of(text, "--since is a time ago such as 30m, 12h or 7d")
-    if found > time.time():
-        raise click.UsageError(f"--since {text[:50]} is in the future; a date without a zone is one of UTC")
+    wrong_if(found > time.time(), f"--since {text[:50]} is in the future; a date without a zone is one of UTC")
     return found
 
 
@@ -530,16 +525,14 @@ def top_command(
     if once:
         _print_snapshot(asyncio.run(_snapshot(settings, every)), output)
         return
-    if output == "json":
-        raise click.UsageError("--output json goes with --once")
+    wrong_if(output == "json", "--output json goes with --once")
     try:
         from toolbus.operations.top import Top
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("textual"):
             raise
         fail("top needs textual: pip install 'toolbus[top]'; `toolbus see top --once` does without")
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        fail("top needs a terminal; `toolbus see top --once` prints one snapshot")
+    fail_if(not (sys.stdin.isatty() and sys.stdout.isatty()), "top needs a terminal; `toolbus see top --once` prints one snapshot")
     app = Top(settings, every=every)
     # What was loaded stays for good, and what a snapshot leaves behind is freed by counting.
     gc.collect()
@@ -599,5 +592,4 @@ def doctor_command(
     columns = {"CHECK": "check", "STATE": "state", "FOUND": "found", "RUNBOOK": "runbook"}
     document = [{name: value for name, value in finding._asdict().items() if value} for finding in findings]
     show(output, findings, columns, empty="", document=document)
-    if any(finding.state == "fail" for finding in findings):
-        fail("something must be fixed, see above")
+    fail_if(any(finding.state == "fail" for finding in findings), "something must be fixed, see above")

@@ -13,7 +13,7 @@ import click
 from toolbus import ToolBus
 from toolbus.operations.cli.command import Groups, Names, Number, Port, ProcessOptions, Seconds, User, command, option, setting
 from toolbus.operations.cli.common import EXPORTER_PORT, GATEWAY_PORT, needs_gateway, reason, serving_settings, settings_with_server
-from toolbus.operations.cli.output import fail
+from toolbus.operations.cli.failing import fail, fail_if, wrong_if
 from toolbus.operations.cli.worker import announced, end_with
 
 _KEYS = ("keys",)
@@ -93,8 +93,7 @@ def serve_command(
     auth = AuthOptions(**given)
     # A proxy may hand requests on under another name than that of the gateway's own page.
     guards = GuardOptions(origins=(*sites, origin_of(auth.public_url)) if auth.public_url else sites)
-    if is_open and auth.asked:
-        raise click.UsageError("--open lets everybody in, and tokens are for a gateway that does not; give one of them")
+    wrong_if(is_open and auth.asked, "--open lets everybody in, and tokens are for a gateway that does not; give one of them")
     if not is_loopback(host) and not is_open and not auth.asked:
         ways = "give --tokens, --shared-tokens or --jwt-keys; --open lets everybody in who can reach it"
         fail(f"without tokens a gateway listens on this machine only, not at {host!r}; {ways}")
@@ -155,8 +154,7 @@ def mcp_command(user: User, groups: Groups, names: Names) -> None:
       {"mcpServers": {"toolbus": {"command": "toolbus", "args": ["mcp"]}}}
     """
     settings = settings_with_server(serves=True)
-    if find_spec("mcp") is None:
-        fail("MCP needs its SDK: pip install 'toolbus[mcp]'")
+    fail_if(find_spec("mcp") is None, "MCP needs its SDK: pip install 'toolbus[mcp]'")
     from toolbus.edges.gateway.options import Principal
     from toolbus.edges.mcp.http import serve_stdio
 

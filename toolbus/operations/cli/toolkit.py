@@ -12,8 +12,9 @@ import msgspec
 from toolbus.bus.support.display import one_line, visible
 from toolbus.operations.cli.command import JSON, Hops, Output, Share, argument, command, group, option
 from toolbus.operations.cli.common import settings_of, with_admin
+from toolbus.operations.cli.failing import fail, fail_if, needing
 from toolbus.operations.cli.learning import learning_command
-from toolbus.operations.cli.output import Columns, fail, needing, print_content, print_json, print_line, show
+from toolbus.operations.cli.output import Columns, print_content, print_json, print_line, show, tell
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
@@ -97,11 +98,7 @@ def presets_command(output: Output) -> None:
         {"name": each.name, "actions": " → ".join(action.id for action in each.actions), "description": each.description}
         for each in map(load_preset, shipped_presets().values())
     ]
-    if output == "json":
-        print_json(found)
-        return
-    for each in found:
-        print_line("{name}: {actions}\n  {description}".format(**each))
+    tell(output, found, *("{name}: {actions}\n  {description}".format(**each) for each in found))
 
 
 @command("show", into=toolkit_command)
@@ -121,8 +118,7 @@ def show_command(
 
     graph = _graph(file)
     for action in actions:
-        if not graph.has_vertex(action):
-            fail(f"there is no action {action!r} in the graph; without --action all of it is listed")
+        fail_if(not graph.has_vertex(action), f"there is no action {action!r} in the graph; without --action all of it is listed")
     edges = [edge for edge in graph.edges() if not actions or not {*actions}.isdisjoint(edge)]
     found = [
         {"from": u, "from_kind": kind_of(graph.item(u)), "to": v, "to_kind": kind_of(graph.item(v)), "score": graph.get_score(u, v)}
@@ -195,8 +191,7 @@ def draw_command(
     graph = _graph(file)
     if starts:
         graph = recommend_subgraph(graph, starts, threshold, hops)
-    if not graph.vertices():
-        fail("there is nothing to draw: " + ("no such action" if starts else "the graph is empty"))
+    fail_if(not graph.vertices(), "there is nothing to draw: " + ("no such action" if starts else "the graph is empty"))
     with needing("draw", "drawing"):
         from toolbus.toolkit.draw import save
     try:

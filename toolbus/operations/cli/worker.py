@@ -21,7 +21,7 @@ from toolbus.bus.worker.loading import folders, load
 from toolbus.bus.worker.process.lifeline import Bounds, ChildState, Notifier, end_process, load_reports, report_state, watch_lifeline
 from toolbus.operations.cli.command import Command, Concurrency, Grace, ProcessOptions, argument, command, option, setting
 from toolbus.operations.cli.common import NotMendable, environment_of, reason, serving_settings
-from toolbus.operations.cli.output import Failure
+from toolbus.operations.cli.failing import Failure
 
 if TYPE_CHECKING:
     from toolbus.bus.worker.process.health import Probed
