@@ -32,8 +32,7 @@ async def publishes(scene: AgentScene) -> None:
         raise Broken(f"service, tool or arguments are not what was called: {request}")
     left = taken.due / 1000 - time.time()
     broken_if(not 15 < left < 25, f"the deadline is {left:.1f} s away; 20 were asked for")
-    await scene.answer(taken, "hello")
-    await scene.ended_as("1", "hello", None)
+    await scene.finished("1", taken, "hello")
 
 
 @AGENT.check("A2", 0)
@@ -123,24 +122,12 @@ async def sees_full_queues(scene: AgentScene) -> None:
 async def survives_unreadable_frames(scene: AgentScene) -> None:
     """Entries that are no JSON, no lists, or have frames of wrong types stop nothing."""
     first, second = await scene.called("1"), await scene.called("2")
-    for document in (
-        b"",
-        b"{",
-        b"null",
-        b"5",
-        b"[null]",
-        b"[5]",
-        b'["x"]',
-        b"\xff",
-        b"[" * 50_000,
-        b'[{"run": "r"}]',
-        b'[{"id": 5, "run": []}]',
-    ):
+    wrong = (b"", b"{", b"null", b"5", b"[null]", b"[5]", b'["x"]', b"\xff", b"[" * 50_000, b'[{"run": "r"}]', b'[{"id": 5, "run": []}]')
+    for document in wrong:
         await scene.raw(first, document)
     await scene.probe.run("XADD", scene.keys.replies(first.request["agent"]), "NOMKSTREAM", "*", "unknown", "field")
     await scene.send(first, {"seq": 0, "kind": "something-new", "surprise": 1})
-    await scene.answer(second, "fine")
-    await scene.ended_as("2", "fine", None)
+    await scene.finished("2", second, "fine")
 
 
 @AGENT.check("A11", 0)
@@ -154,8 +141,7 @@ async def gives_up_in_time(scene: AgentScene) -> None:
 async def sends_scripts_again(scene: AgentScene) -> None:
     """When the server has forgotten its scripts (NOSCRIPT) it sends them again."""
     for name in ("before", "after"):
-        await scene.answer(await scene.called(name), name)
-        await scene.ended_as(name, name, None)
+        await scene.finished(name, await scene.called(name), name)
         await scene.probe.run("SCRIPT", "FLUSH")
 
 
@@ -182,11 +168,8 @@ async def streams(scene: AgentScene) -> None:
 @AGENT.check("A15", 1)
 async def drops_repeats(scene: AgentScene) -> None:
     """A frame with a seq that was seen is dropped."""
-    taken = await scene.called()
     a, b = {"seq": 0, "response": "a"}, {"seq": 1, "response": "b"}
-    await scene.send(taken, a, a, b, a)
-    await scene.send(taken, b, end(2))
-    await scene.ended_as("1", "ab", None)
+    await scene.told("ab", [a, a, b, a], [b, end(2)])
     broken_if(scene.text("1") != "ab", f"the pieces that it told are {scene.text('1')!r}")
 
 
@@ -228,38 +211,31 @@ async def ignores_earlier_attempts(scene: AgentScene) -> None:
 @AGENT.check("A19", 1)
 async def takes_resets(scene: AgentScene) -> None:
     """A frame `reset` voids the text that came before it."""
-    taken = await scene.called()
-    await scene.send(taken, {"seq": 0, "response": "void"}, {"seq": 1, "kind": "reset"}, {"seq": 2, "response": "valid"})
-    await scene.send(taken, end(3))
-    await scene.ended_as("1", "valid", None)
+    void = [{"seq": 0, "response": "void"}, {"seq": 1, "kind": "reset"}]
+    await scene.told("valid", [*void, {"seq": 2, "response": "valid"}], [end(3)])
 
 
 @AGENT.check("A20", 1)
 async def joins_long_output(scene: AgentScene) -> None:
     """Pieces of kind `output` are the output of the call."""
-    taken = await scene.called()
-    await scene.send(taken, {"seq": 0, "kind": "output", "response": "first "}, {"seq": 1, "kind": "output", "response": "second"})
-    await scene.send(taken, end(2))
-    await scene.ended_as("1", "first second", None)
+    pieces = [{"seq": seq, "kind": "output", "response": text} for seq, text in enumerate(("first ", "second"))]
+    await scene.told("first second", pieces, [end(2)])
 
 
 @AGENT.check("A21", 1)
 async def counts_other_kinds(scene: AgentScene) -> None:
     """Frames of other kinds have their place in `seq`, and are no text."""
-    taken = await scene.called()
-    await scene.send(taken, {"seq": 0, "kind": "start"}, {"seq": 1, "response": "a"})
-    await scene.send(taken, {"seq": 2, "kind": "progress", "progress": {"done": 1, "total": 2, "message": "half"}})
-    await scene.send(taken, {"seq": 3, "kind": "blob", "blob": {"media_type": "image/png", "data": "AAAA"}}, {"seq": 4, "response": "b"})
-    await scene.send(taken, end(5))
-    await scene.ended_as("1", "ab", None)
+    progress = {"seq": 2, "kind": "progress", "progress": {"done": 1, "total": 2, "message": "half"}}
+    blob = {"seq": 3, "kind": "blob", "blob": {"media_type": "image/png", "data": "AAAA"}}
+    start = [{"seq": 0, "kind": "start"}, {"seq": 1, "response": "a"}]
+    await scene.told("ab", start, [progress], [blob, {"seq": 4, "response": "b"}], [end(5)])
 
 
 @AGENT.check("A22", 1)
 async def ends_once(scene: AgentScene) -> None:
     """A call has one end: frames that come after it, of its run or of a later attempt, are dropped."""
     taken = await scene.called()
-    await scene.answer(taken, "the result")
-    await scene.ended_as("1", "the result", None)
+    await scene.finished("1", taken, "the result")
     told = len(scene.events["1"])
     late = end(0, response="late")
     await scene.send(taken, {"seq": 2, "response": "late"}, {**late, "seq": 3}, {**late, "run": "later", "attempt": 2})

@@ -24,8 +24,7 @@ async def _refused(scene: AgentScene, error: str) -> None:
     scene.proxy.plan(_publishes, "refuse", error)
     taken = await scene.called("refused")
     broken_if(not scene.proxy.done, "it does not publish with a script that has `pub:<agent>` as its first key")
-    await scene.answer(taken, "fine")
-    await scene.ended_as("refused", "fine", None)
+    await scene.finished("refused", taken, "fine")
 
 
 @RECONNECTS.check("A26", 2)
@@ -42,26 +41,20 @@ async def hides_equal_runs(scene: AgentScene) -> None:
 @RECONNECTS.check("A27", 2)
 async def tells_gaps(scene: AgentScene) -> None:
     """When missing frames do not come, the call ends as outcome_unknown."""
-    taken = await scene.called()
-    await scene.send(taken, {"seq": 0, "response": "a"}, end(2))
-    await scene.ended_as("1", None, "outcome_unknown", within=8.0)
+    await scene.told(None, [{"seq": 0, "response": "a"}, end(2)], error="outcome_unknown", within=8.0)
 
 
 @RECONNECTS.check("A28", 2)
 async def waits_for_no_refused_frames(scene: AgentScene) -> None:
     """An end with the code `frames_refused` ends the call at once, also when frames before it are missing."""
-    taken = await scene.called()
     error = {"type": "unavailable", "code": "frames_refused", "message": "too large"}
-    await scene.send(taken, {"seq": 0, "response": "a"}, end(5, error=error))
-    await scene.ended_as("1", None, "unavailable", within=2.0)
+    await scene.told(None, [{"seq": 0, "response": "a"}, end(5, error=error)], error="unavailable", within=2.0)
 
 
 @RECONNECTS.check("A29", 2)
 async def ends_at_malformed_frames(scene: AgentScene) -> None:
     """An end that can't be read, but for its `id`, `run` and numbers, ends the call as outcome_unknown."""
-    taken = await scene.called()
-    await scene.send(taken, {"seq": 0, "response": "a"}, end(1, error="no object"))
-    await scene.ended_as("1", None, "outcome_unknown", within=3.0)
+    await scene.told(None, [{"seq": 0, "response": "a"}, end(1, error="no object")], error="outcome_unknown", within=3.0)
 
 
 @RECONNECTS.check("A30", 2)
@@ -127,8 +120,7 @@ async def publishes_once(scene: AgentScene) -> None:
         taken = await scene.called(fault)
         broken_if(not scene.proxy.done, "it does not publish with a script that has `pub:<agent>` among its keys")
         scene.proxy.forget()
-        await scene.answer(taken, "fine")
-        await scene.ended_as(fault, "fine", None)
+        await scene.finished(fault, taken, "fine")
         # Whatever was written again came before this one.
         await scene.answered(f"after {fault}")
         if again := await scene.request_of(SERVICE):
@@ -159,10 +151,8 @@ async def reconnects(scene: AgentScene) -> None:
     """When its connections end while it waits, it connects again: its calls are answered, and it makes others."""
     taken = await scene.called("1")
     scene.proxy.cut()
-    await scene.answer(taken, "after the cut")
-    await scene.ended_as("1", "after the cut", None)
-    await scene.answer(await scene.called("2"), "another one")
-    await scene.ended_as("2", "another one", None)
+    await scene.finished("1", taken, "after the cut")
+    await scene.finished("2", await scene.called("2"), "another one")
 
 
 @RECONNECTS.check("A39", 2)
@@ -228,8 +218,8 @@ async def hides_tenants(scene: AgentScene) -> None:
     await scene.register("conformance-tenants", "conformance-private", "conformance-public", first={"tenants": [TENANT]})
     await scene.answer(await scene.found("conformance-public", "conformance-tenants", LEASE))
     private: dict[str, Any] = {"service": "", "tool": "conformance-private"}
-    await scene.answer(await scene.called("of its tenant", queue="conformance-tenants", user=TENANT, **private), "fine")
-    await scene.ended_as("of its tenant", "fine", None)
+    taken = await scene.called("of its tenant", queue="conformance-tenants", user=TENANT, **private)
+    await scene.finished("of its tenant", taken, "fine")
     await _is_omitted(scene, "of another user", "conformance-tenants", tool="conformance-private", user="somebody-else")
 
 

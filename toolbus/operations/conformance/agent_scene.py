@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -233,6 +233,23 @@ class AgentScene(Scene):
         await self.answer(taken)
         await self.ended(name)
         return taken
+
+    async def finished(self, name: str, taken: Taken, text: str) -> None:
+        """Answer a request with a text, and check that the agent tells that as the end of the call."""
+        await self.answer(taken, text)
+        await self.ended_as(name, text, None)
+
+    async def told(self, text: str | None, *entries: Sequence[dict[str, Any]], error: str | None = None, within: float = 10.0) -> None:
+        """Tell the agent to make the call `1`, send the frames of each entry for its request, and check the end that it tells.
+
+        Args:
+            text, error, within: see ``ended_as``.
+            *entries: each with its frames.
+        """
+        taken = await self.called()
+        for frames in entries:
+            await self.send(taken, *frames)
+        await self.ended_as("1", text, error, within=within)
 
     async def streamed(self, text: str) -> Taken:
         """Tell the agent to make the call `1`, send text for its request, and return that when the agent has told the text."""

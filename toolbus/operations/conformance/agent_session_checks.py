@@ -151,9 +151,7 @@ async def begins_joined_calls_again(scene: AgentScene) -> None:
     # As a worker does that ends a call which was cancelled before it ran.
     await scene.probe.run("DEL", scene.keys.shared(session_digest("", "one key")))
     await scene.answer(first, error={"type": "cancelled", "code": "not_begun", "message": "its caller gave up"})
-    again = await scene.taken()
-    await scene.answer(again, "run after all")
-    await scene.ended_as("second", "run after all", None)
+    await scene.finished("second", await scene.taken(), "run after all")
 
 
 @SESSIONS.check("A57", 3)
