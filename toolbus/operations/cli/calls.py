@@ -28,7 +28,7 @@ from toolbus.bus.values.results import deadline_exceeded
 from toolbus.operations.cli.command import Output, Seconds, User, argument, command, digest, group, option
 from toolbus.operations.cli.common import login_name, namespace_of, read_json, read_text, with_bus
 from toolbus.operations.cli.failing import fail, fail_if, wrong_if
-from toolbus.operations.cli.output import moment, print_content, print_json, print_json_line, print_line, show, tell
+from toolbus.operations.cli.output import Columns, moment, print_as, print_content, print_json, print_json_line, print_line, show
 
 if TYPE_CHECKING:
     from toolbus.bus.client.calls.call import Call
@@ -388,26 +388,22 @@ def confirm_command() -> None:
 async def confirm_list(bus: ToolBus, user: OfUser, output: Output) -> None:
     """List the open requests, oldest first."""
     now = time.time()
-    show(
-        output,
-        await bus.confirmations.pending(user=user),
-        {
-            "ID": "id",
-            "TOOL": lambda each: each.tool or each.service,
-            "USER": "user",
-            "WAITS": lambda each: _ago(now - each.asked_at),
-            "LEFT": lambda each: _ago(each.expires_at - now),
-            "QUESTION": lambda each: one_line(f"{visible(each.question)} {visible(each.description)}", 60),
-        },
-        empty="nothing waits for a person",
-    )
+    columns: Columns = {
+        "ID": "id",
+        "TOOL": lambda each: each.tool or each.service,
+        "USER": "user",
+        "WAITS": lambda each: _ago(now - each.asked_at),
+        "LEFT": lambda each: _ago(each.expires_at - now),
+        "QUESTION": lambda each: one_line(f"{visible(each.question)} {visible(each.description)}", 60),
+    }
+    show(output, await bus.confirmations.pending(user=user), columns, empty="nothing waits for a person")
 
 
 @command("show", into=confirm_command)
 async def confirm_show(bus: ToolBus, id: str, full: Annotated[bool, option("Show all arguments, also long ones.")], output: Output) -> None:
     """Print one request with its arguments; long values are shortened one by one."""
     found = await bus.confirmations.get(await _whole(bus, id))
-    tell(output, found, _text(found, full=full))
+    print_as(output, found, _text(found, full=full))
 
 
 @command("allow", into=confirm_command)

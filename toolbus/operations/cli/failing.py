@@ -8,9 +8,8 @@ from typing import Any, NoReturn
 
 import click
 
-from toolbus.bus.support.display import harmless
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.operations.cli.output import complain, print_line
+from toolbus.operations.cli.output import ask, complain
 
 
 class Failure(click.ClickException):
@@ -59,13 +58,4 @@ def needing(extra: str, what: str) -> Iterator[None]:
 
 def ask_first(question: str, *, yes: bool) -> None:
     """Ask on the terminal, apart from the output; end the command unless the answer is yes, here or in advance."""
-    if yes:
-        return
-    try:
-        is_confirmed = click.confirm(harmless(question), err=True)
-    except click.Abort:
-        # The input has ended, or Ctrl-C was pressed, within the line of the question.
-        print_line(err=True)
-        is_confirmed = False
-    if not is_confirmed:
-        fail("not confirmed, so nothing was done; --yes answers in advance")
+    fail_if(not (yes or ask(question)), "not confirmed, so nothing was done; --yes answers in advance")

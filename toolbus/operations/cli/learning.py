@@ -15,7 +15,7 @@ from toolbus.bus.values.results import ToolbusError
 from toolbus.operations.cli.command import Number, Output, Seconds, Share, argument, command, group, option
 from toolbus.operations.cli.common import settings_of, with_admin
 from toolbus.operations.cli.failing import fail, fail_if, wrong_if
-from toolbus.operations.cli.output import Columns, complain, print_content, print_json, print_line, print_table, show, tell
+from toolbus.operations.cli.output import Columns, complain, print_as, print_content, print_json, print_line, print_table, show
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -295,7 +295,7 @@ def learning_learn(
     current = revisions.of(static)
     changes = changed(static if current is None else current.scores, static, learned)
     made = None if dry_run else revisions.add(static, learned, digest(logged), parameters)
-    if not tell(output, {"revision": None if made is None else made.id, **_plain(learned), "changes": changes}):
+    if not print_as(output, {"revision": None if made is None else made.id, **_plain(learned), "changes": changes}):
         return
     _print_verdicts(learned.verdicts, changes)
     count = f"{len(changes)} of {len(static)} scores"
@@ -345,7 +345,7 @@ def learning_evaluate(
         file, logged = _inputs(scores_file, log_file, skip_corrupt)
         static, texts = file.scores, file.texts
     found = evaluate(static, texts, logged, parameters, Options(held_out=held_out, threshold=threshold, seed=seed))
-    if tell(output, {**msgspec.to_builtins(msgspec.structs.asdict(found) | {"learned": None}), "learned": _plain(found.learned)}):
+    if print_as(output, {**msgspec.to_builtins(msgspec.structs.asdict(found) | {"learned": None}), "learned": _plain(found.learned)}):
         _print_evaluation(found)
 
 
@@ -367,27 +367,17 @@ def learning_revisions(revision: str | None, folder: RevisionsFolder, output: Ou
         return
     found = [revisions.get(each) for each in revisions.ids()]
     now = "" if current is None else current.id
-    show(
-        output,
-        found,
-        {
-            "": lambda each: "*" if each.id == now else "",
-            "ID": "id",
-            "PARENT": lambda each: each.parent or "-",
-            "CREATED (UTC)": "created",
-            "CHANGES": lambda each: len(each.changes),
-            "NOTE": "note",
-        },
-        empty="no revisions yet; `toolbus toolkit learning run` makes one",
-        document=[
-            {
-                **{name: getattr(each, name) for name in ("id", "parent", "created_at", "note", "log")},
-                "changes": len(each.changes),
-                "current": each.id == now,
-            }
-            for each in found
-        ],
-    )
+    columns: Columns = {
+        "": lambda each: "*" if each.id == now else "",
+        "ID": "id",
+        "PARENT": lambda each: each.parent or "-",
+        "CREATED (UTC)": "created",
+        "CHANGES": lambda each: len(each.changes),
+        "NOTE": "note",
+    }
+    said = ("id", "parent", "created_at", "note", "log")
+    document = [{**{name: getattr(each, name) for name in said}, "changes": len(each.changes), "current": each.id == now} for each in found]
+    show(output, found, columns, empty="no revisions yet; `toolbus toolkit learning run` makes one", document=document)
 
 
 @command("diff", into=learning_command)
@@ -456,7 +446,7 @@ def _print_verdicts(verdicts: Sequence[Verdict], changes: Sequence[Change] = ())
 
 def _print_revision(revision: Revision, output: str) -> None:
     """Print a revision with its origin and its changes."""
-    if not tell(output, revision, f"{revision.id}  {revision.created} UTC  {revision.note}"):
+    if not print_as(output, revision, f"{revision.id}  {revision.created} UTC  {revision.note}"):
         return
     if revision.log is not None:
         print_line(f"log: sha256 {revision.log.sha256}")

@@ -19,7 +19,7 @@ from toolbus.bus.values.results import BrokerUnavailable, DescriptorError, Toolb
 from toolbus.operations.cli.command import JSON, Output, Seconds, Yes, argument, command, group, option
 from toolbus.operations.cli.common import must_be_known, namespace_of, read_bytes, read_json, settings_of, with_admin
 from toolbus.operations.cli.failing import Failure, ask_first, fail, fail_if, wrong_if
-from toolbus.operations.cli.output import Columns, complain, moment, print_json, print_line, show, stored_of, tell
+from toolbus.operations.cli.output import Columns, complain, moment, print_as, print_json, print_line, show, stored_of
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -227,19 +227,15 @@ async def conversations_list(
     admin: Admin, limit: Annotated[int, option("Most conversations.", type=click.IntRange(1, 10_000), default=50)], output: Output
 ) -> None:
     """List the conversations, those that were used latest first. HELD tells whether a process goes on with one now."""
-    show(
-        output,
-        await admin.conversations.newest(limit),
-        {
-            "ID": "id",
-            "USER": "user",
-            "RECORDS": "records",
-            "USED": lambda each: moment(each.used_at),
-            "EXPIRES": lambda each: moment(each.expires_at),
-            "HELD": lambda each: "yes" if each.held else "",
-        },
-        empty="no conversations",
-    )
+    columns: Columns = {
+        "ID": "id",
+        "USER": "user",
+        "RECORDS": "records",
+        "USED": lambda each: moment(each.used_at),
+        "EXPIRES": lambda each: moment(each.expires_at),
+        "HELD": lambda each: "yes" if each.held else "",
+    }
+    show(output, await admin.conversations.newest(limit), columns, empty="no conversations")
 
 
 @command("show", into=conversations_command)
@@ -250,7 +246,7 @@ async def conversations_show(
     found = await admin.conversations.read(user, id)
     fail_if(not found, _none(id, user))
     texts = ((each, _in_words(each.document)) for each in found)
-    tell(
+    print_as(
         output,
         [{"number": each.number, "at": each.at, "record": _raw(each)} for each in found],
         *(f"{each.number:>4}  {moment(each.at)}  {visible(text if full else one_line(text, _MOST_SHOWN))}" for each, text in texts),

@@ -42,6 +42,16 @@ def print_content(text: str, *, nl: bool = True) -> None:
     click.echo(harmless(text) if sys.stdout.isatty() else text, nl=nl, color=True)
 
 
+def ask(question: str) -> bool:
+    """Ask on the terminal, apart from the output; return whether the answer is yes."""
+    try:
+        return click.confirm(harmless(question), err=True)
+    except click.Abort:
+        # The input has ended, or Ctrl-C was pressed, within the line of the question.
+        print_line(err=True)
+        return False
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document to standard output."""
     # Characters that could command a terminal or hide text become JSON escapes, which JSON reads as the same value.
@@ -53,7 +63,7 @@ def print_json_line(value: Any) -> None:
     print_line(visible(msgspec.json.encode(value).decode()))
 
 
-def tell(output: str, document: object, *lines: object) -> bool:
+def print_as(output: str, document: object, *lines: object) -> bool:
     """Print a document as JSON, or lines for people; return whether it was the lines.
 
     Args:
@@ -84,7 +94,7 @@ def show(output: str, found: Iterable[Any], columns: Columns, *, empty: str, doc
         document: what is printed as JSON, if it is not what was found.
     """
     found = list(found)
-    is_text = tell(output, found if document is None else document)
+    is_text = print_as(output, found if document is None else document)
     if is_text:
         print_table([*columns], [[_cell(each, cell) for cell in columns.values()] for each in found], empty=empty)
     return is_text

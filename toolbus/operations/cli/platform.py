@@ -25,7 +25,7 @@ from toolbus.bus.worker.process.lifeline import ChildState, report_state, watch_
 from toolbus.operations.cli.command import Folder, Grace, Lifeline, Output, ProcessOptions, Seconds, argument, command, option, setting
 from toolbus.operations.cli.common import namespace_of, read_text, serving_settings, settings_with_server, with_admin
 from toolbus.operations.cli.failing import fail, fail_if, needing, wrong_if
-from toolbus.operations.cli.output import Columns, complain, print_json, print_json_line, print_line, show, stored_of, tell
+from toolbus.operations.cli.output import Columns, complain, print_as, print_json, print_json_line, print_line, show, stored_of
 from toolbus.operations.cli.worker import announced, end_with, probed_worker, refusals
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def import_command(folder: Directory, output: Output) -> None:
         "wrong": [each._asdict() for each in found.wrong],
         "ignored": [{"file": each.file, "id": each.id, "field": each.reason} for each in found.ignored],
     }
-    if tell(output, document, stored_of(Counter(stored.values()))):
+    if print_as(output, document, stored_of(Counter(stored.values()))):
         for each in found.ignored:
             print_line(f"{each.file}: {visible(each.id)}: {visible(each.reason)} is no field that is kept", err=True)
         for each in found.wrong:
@@ -152,7 +152,7 @@ def export_command(folder: Directory, output: Output) -> None:
     records = with_admin(lambda admin: Records(admin).all())
     files = write_folder(folder, records)
     counts = {"tools": len(records.tools), "groups": len(records.groups)}
-    tell(output, {"files": files, **counts}, f"{', '.join(files)}: tools {counts['tools']}, groups {counts['groups']}")
+    print_as(output, {"files": files, **counts}, f"{', '.join(files)}: tools {counts['tools']}, groups {counts['groups']}")
     unusable = [each for each in records.refused if not each.key.startswith("pending/")]
     for refused in unusable:
         complain(f"not exported: {visible(refused.reason)}")
@@ -233,23 +233,21 @@ async def status_command(
         return
     states = [*(await states_of(admin, records.tools)).values()]
     now = await admin.now()
-    show(
-        output,
-        states if output == "json" else [each for each in states if tools_only or each.state != "stopped"],
-        {
-            "TOOL": "tool_id",
-            "STATE": "state",
-            "FOR": lambda each: f"{max(0.0, now - each.since):.0f} s" if each.since else "",
-            "HOST": "host",
-            "SOURCE": "source",
-            "PID": lambda each: each.pid or "",
-            "PORT": lambda each: each.port or "",
-            "INSTANCES": "instances",
-            "RESTARTS": "restarts",
-            "ERROR": lambda each: one_line(each.last_error, 60),
-        },
-        empty="all tools are stopped" if states else f"no tools are recorded{namespace_of()}",
-    )
+    columns: Columns = {
+        "TOOL": "tool_id",
+        "STATE": "state",
+        "FOR": lambda each: f"{max(0.0, now - each.since):.0f} s" if each.since else "",
+        "HOST": "host",
+        "SOURCE": "source",
+        "PID": lambda each: each.pid or "",
+        "PORT": lambda each: each.port or "",
+        "INSTANCES": "instances",
+        "RESTARTS": "restarts",
+        "ERROR": lambda each: one_line(each.last_error, 60),
+    }
+    shown = [each for each in states if tools_only or each.state != "stopped"]
+    nothing = "all tools are stopped" if states else f"no tools are recorded{namespace_of()}"
+    show(output, shown, columns, empty=nothing, document=states)
     if not tools_only:
         _summary(await get_system_status(admin, records))
 

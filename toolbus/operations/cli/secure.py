@@ -16,7 +16,7 @@ from toolbus.bus.values.secrets import Rate, TokenFile, TokenRecord, new_token
 from toolbus.operations.cli.command import JSON, File, Groups, Names, Output, argument, command, date_of, digest, group, option, seconds_of
 from toolbus.operations.cli.common import login_name, namespace_of, settings_of, with_admin
 from toolbus.operations.cli.failing import ask_first, fail, fail_if, wrong_if
-from toolbus.operations.cli.output import Columns, complain, moment, print_content, print_json, print_line, show, tell, warn
+from toolbus.operations.cli.output import Columns, complain, moment, print_as, print_content, print_json, print_line, show, warn
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -161,7 +161,7 @@ def _approve(names: tuple[str, ...], digest: str, reason: str, output: str) -> N
         return approved, {name: warning for name in names if (warning := await _unpinned(admin, name))}
 
     found, warnings = with_admin(main)
-    if not tell(output, found, *(f"approved {visible(each.name)} of {visible(each.service)} ({each.digest[:16]})" for each in found)):
+    if not print_as(output, found, *(f"approved {visible(each.name)} of {visible(each.service)} ({each.digest[:16]})" for each in found)):
         return
     for name, warning in warnings.items():
         warn(f"{visible(name)}: {visible(warning)}")
@@ -236,7 +236,7 @@ def _approve_recorded(review: Review, *, digest: str, yes: bool, reason: str, ou
         return approved
 
     tool = with_admin(main)
-    if not tell(output, {"tool_id": tool.tool_id, "state": "approved", "revision": tool.revision, "digest": review.digest}):
+    if not print_as(output, {"tool_id": tool.tool_id, "state": "approved", "revision": tool.revision, "digest": review.digest}):
         return
     print_line(f"approved {visible(tool.tool_id)}, revision {tool.revision} ({review.digest[:16]}); hosts serve it from now on")
     print_line("its descriptor is pinned: a record that changes it without approval is withheld until it is approved")
@@ -357,22 +357,19 @@ def tokens_list(file: InFile, output: Output) -> None:
     """List the tokens: whom each stands for and what it may do, and nothing from which it could be made."""
     found = _tokens(file)
     now = time.time()
-    show(
-        output,
-        found,
-        {
-            "ID": "id",
-            "NAME": "name",
-            "USER": "user",
-            "GROUPS": lambda each: "all" if each.groups is None else ", ".join(each.groups),
-            "TOOLS": lambda each: "all" if each.tools is None else ", ".join(each.tools),
-            "MAY": lambda each: ", ".join(each.permissions),
-            "RATE": lambda each: "" if each.rate is None else str(each.rate),
-            "EXPIRES": lambda each: _expiry(each, now),
-        },
-        empty=f"no tokens{f' in {file}' if file else namespace_of()}; `toolbus secure tokens add NAME` makes one",
-        document=[{name: value for name, value in msgspec.to_builtins(each).items() if name != "hash"} for each in found],
-    )
+    columns: Columns = {
+        "ID": "id",
+        "NAME": "name",
+        "USER": "user",
+        "GROUPS": lambda each: "all" if each.groups is None else ", ".join(each.groups),
+        "TOOLS": lambda each: "all" if each.tools is None else ", ".join(each.tools),
+        "MAY": lambda each: ", ".join(each.permissions),
+        "RATE": lambda each: "" if each.rate is None else str(each.rate),
+        "EXPIRES": lambda each: _expiry(each, now),
+    }
+    nothing = f"no tokens{f' in {file}' if file else namespace_of()}; `toolbus secure tokens add NAME` makes one"
+    document = [{name: value for name, value in msgspec.to_builtins(each).items() if name != "hash"} for each in found]
+    show(output, found, columns, empty=nothing, document=document)
 
 
 def _expiry(record: TokenRecord, now: float) -> str:
@@ -472,4 +469,4 @@ def acl_command(
         "channels": found.channels,
         "alone": [{"command": command, "keys": patterns} for command, patterns in found.alone],
     }
-    tell(output, document, found.rules())
+    print_as(output, document, found.rules())

@@ -26,7 +26,7 @@ from toolbus.bus.values.urls import redact
 from toolbus.operations.cli.command import JSON, Categories, Groups, Names, Output, Seconds, command, date_of, option, seconds_of
 from toolbus.operations.cli.common import must_be_known, namespace_of, settings_of, settings_with_server, with_admin
 from toolbus.operations.cli.failing import fail, fail_if, wrong_if
-from toolbus.operations.cli.output import Columns, names_of, print_json, print_json_line, print_line, print_table, show, warn
+from toolbus.operations.cli.output import Columns, names_of, print_as, print_json, print_json_line, print_line, print_table, show, warn
 from toolbus.operations.unusable import refused as refused_of
 from toolbus.operations.unusable import title
 
@@ -66,9 +66,8 @@ def tools_command(
         return
     found = [tool for tool in view.values() if tool.available or everything]
     refused = refused_of(catalogue)
-    if output == "json":
-        others = [{"name": tool.name, "service": tool.service, "available": False, "refused": tool.reason} for tool in refused]
-        print_json([*map(_tool, found), *(others if everything else ())])
+    others = [{"name": tool.name, "service": tool.service, "available": False, "refused": tool.reason} for tool in refused]
+    if not print_as(output, [*map(_tool, found), *(others if everything else ())]):
         return
     rows = [(t.name, t.service, "yes" if t.available else "no", one_line(t.description.partition("\n")[0], 70)) for t in found]
     if everything:
@@ -95,25 +94,21 @@ async def services_command(admin: Admin, output: Output) -> None:
     refused, found = refused_of(catalogue), await admin.services()
     _warn_of(refusal)
     others = sorted({tool.service for tool in refused if tool.service} - {each.publication.service.id for each in found})
-    if show(
-        output,
-        found,
-        {
-            "SERVICE": lambda each: each.publication.service.id,
-            "OWNER": lambda each: each.publication.owner,
-            "DIGEST": lambda each: each.publication.digest[:8],
-            "WORKERS": "workers",
-            "QUEUED": "queued",
-            "RUNNING": "running",
-            "DEAD": "dead",
-            "STATE": lambda each: "paused" if each.paused else each.state,
-        },
-        empty=f"no services{namespace_of()}; {_START}",
-        document=[
-            *(_service_document(each, refused) for each in found),
-            *({"id": service, "live": False, "tools": [], "refused": _reasons(refused, service)} for service in others),
-        ],
-    ):
+    columns: Columns = {
+        "SERVICE": lambda each: each.publication.service.id,
+        "OWNER": lambda each: each.publication.owner,
+        "DIGEST": lambda each: each.publication.digest[:8],
+        "WORKERS": "workers",
+        "QUEUED": "queued",
+        "RUNNING": "running",
+        "DEAD": "dead",
+        "STATE": lambda each: "paused" if each.paused else each.state,
+    }
+    document = [
+        *(_service_document(each, refused) for each in found),
+        *({"id": service, "live": False, "tools": [], "refused": _reasons(refused, service)} for service in others),
+    ]
+    if show(output, found, columns, empty=f"no services{namespace_of()}; {_START}", document=document):
         for tool in refused:
             print_line(f"{visible(title(tool))} can't be used: {one_line(visible(tool.reason), 300)}", err=True)
 
@@ -217,20 +212,15 @@ def workers_command(output: Output) -> None:
     from toolbus.bus.worker.loading import describe, installed_services
 
     found = [(service, describe(service)) for service in installed_services()]
-    if show(
-        output,
-        found,
-        {"NAME": lambda each: each[0].name, "NEEDS": lambda each: each[0].requirement, "DESCRIPTION": lambda each: each[1].summary},
-        empty="no installed package offers services",
-        document=[
-            {
-                **{name: getattr(service, name) for name in ("name", "target", "requirement")},
-                "summary": described.summary,
-                "settings": described.settings,
-            }
-            for service, described in found
-        ],
-    ):
+    document = [
+        {
+            **{name: getattr(service, name) for name in ("name", "target", "requirement")},
+            **{name: getattr(described, name) for name in ("summary", "settings")},
+        }
+        for service, described in found
+    ]
+    columns: Columns = {"NAME": "name", "NEEDS": "requirement", "DESCRIPTION": "summary"}
+    if show(output, document, columns, empty="no installed package offers services"):
         settings = [(service.name, variable, meaning) for service, described in found for variable, meaning in described.settings.items()]
         if settings:
             print_line()
@@ -261,8 +251,7 @@ async def stats_command(
         await must_be_known(admin, service)
     found = await admin.statistics(service or "", patience=patience)
     _must_be_able_to_answer(found)
-    if output == "json":
-        print_json(_statistics_document(found, service))
+    if not print_as(output, _statistics_document(found, service)):
         return
     _show_statistics(found, service, instance=instance)
     if found.silent:
@@ -367,8 +356,7 @@ def _show_models(chosen: Any, days: int, output: str) -> None:
     from toolbus.platform.states import costs_of
 
     found = chosen(costs_of(with_admin(lambda admin: admin.creations.overview(MOST_ENDED)), days))
-    if output == "json":
-        print_json(found)
+    if not print_as(output, found):
         return
     rows = [
         (each.tool, each.task, each.user, each.status, each.prompt_tokens, each.completion_tokens, f"{each.price:.4f}") for each in found
@@ -554,8 +542,7 @@ async def _snapshot(settings: Settings, every: float) -> Snapshot:
 def _print_snapshot(snapshot: Snapshot, output: str) -> None:
     from toolbus.operations.tables import TABLES
 
-    if output == "json":
-        print_json(msgspec.to_builtins(snapshot))
+    if not print_as(output, msgspec.to_builtins(snapshot)):
         return
     for fault in snapshot.faults:
         warn(visible(fault))

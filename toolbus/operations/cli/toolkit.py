@@ -14,7 +14,7 @@ from toolbus.operations.cli.command import JSON, Hops, Output, Share, argument, 
 from toolbus.operations.cli.common import settings_of, with_admin
 from toolbus.operations.cli.failing import fail, fail_if, needing
 from toolbus.operations.cli.learning import learning_command
-from toolbus.operations.cli.output import Columns, print_content, print_json, print_line, show, tell
+from toolbus.operations.cli.output import Columns, print_as, print_content, print_json, print_line, show
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
@@ -98,7 +98,7 @@ def presets_command(output: Output) -> None:
         {"name": each.name, "actions": " → ".join(action.id for action in each.actions), "description": each.description}
         for each in map(load_preset, shipped_presets().values())
     ]
-    tell(output, found, *("{name}: {actions}\n  {description}".format(**each) for each in found))
+    print_as(output, found, *("{name}: {actions}\n  {description}".format(**each) for each in found))
 
 
 @command("show", into=toolkit_command)

@@ -169,7 +169,7 @@ async def streams(scene: AgentScene) -> None:
 async def drops_repeats(scene: AgentScene) -> None:
     """A frame with a seq that was seen is dropped."""
     a, b = {"seq": 0, "response": "a"}, {"seq": 1, "response": "b"}
-    await scene.told("ab", [a, a, b, a], [b, end(2)])
+    await scene.answered_by("ab", [a, a, b, a], [b, end(2)])
     broken_if(scene.text("1") != "ab", f"the pieces that it told are {scene.text('1')!r}")
 
 
@@ -212,14 +212,14 @@ async def ignores_earlier_attempts(scene: AgentScene) -> None:
 async def takes_resets(scene: AgentScene) -> None:
     """A frame `reset` voids the text that came before it."""
     void = [{"seq": 0, "response": "void"}, {"seq": 1, "kind": "reset"}]
-    await scene.told("valid", [*void, {"seq": 2, "response": "valid"}], [end(3)])
+    await scene.answered_by("valid", [*void, {"seq": 2, "response": "valid"}], [end(3)])
 
 
 @AGENT.check("A20", 1)
 async def joins_long_output(scene: AgentScene) -> None:
     """Pieces of kind `output` are the output of the call."""
     pieces = [{"seq": seq, "kind": "output", "response": text} for seq, text in enumerate(("first ", "second"))]
-    await scene.told("first second", pieces, [end(2)])
+    await scene.answered_by("first second", pieces, [end(2)])
 
 
 @AGENT.check("A21", 1)
@@ -228,7 +228,7 @@ async def counts_other_kinds(scene: AgentScene) -> None:
     progress = {"seq": 2, "kind": "progress", "progress": {"done": 1, "total": 2, "message": "half"}}
     blob = {"seq": 3, "kind": "blob", "blob": {"media_type": "image/png", "data": "AAAA"}}
     start = [{"seq": 0, "kind": "start"}, {"seq": 1, "response": "a"}]
-    await scene.told("ab", start, [progress], [blob, {"seq": 4, "response": "b"}], [end(5)])
+    await scene.answered_by("ab", start, [progress], [blob, {"seq": 4, "response": "b"}], [end(5)])
 
 
 @AGENT.check("A22", 1)
@@ -275,7 +275,7 @@ async def cancels_at_its_timeout(scene: AgentScene) -> None:
         running = await scene.called("runs", timeout=0.8)
         await scene.take()
         await scene.ended("runs", 5.0)
-        await until(lambda: ear.has_heard(f"cancel {running.id}"), 3.0, "the worker that runs it was not told")
+        await until(lambda: ear.has_received(f"cancel {running.id}"), 3.0, "the worker that runs it was not told")
         if f"over {running.id} deadline_exceeded" not in ear.heard:
             raise Broken(f"the worker was told {ear.heard}, not what error the caller has")
 

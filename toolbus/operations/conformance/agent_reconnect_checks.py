@@ -41,20 +41,20 @@ async def hides_equal_runs(scene: AgentScene) -> None:
 @RECONNECTS.check("A27", 2)
 async def tells_gaps(scene: AgentScene) -> None:
     """When missing frames do not come, the call ends as outcome_unknown."""
-    await scene.told(None, [{"seq": 0, "response": "a"}, end(2)], error="outcome_unknown", within=8.0)
+    await scene.answered_by(None, [{"seq": 0, "response": "a"}, end(2)], error="outcome_unknown", within=8.0)
 
 
 @RECONNECTS.check("A28", 2)
 async def waits_for_no_refused_frames(scene: AgentScene) -> None:
     """An end with the code `frames_refused` ends the call at once, also when frames before it are missing."""
     error = {"type": "unavailable", "code": "frames_refused", "message": "too large"}
-    await scene.told(None, [{"seq": 0, "response": "a"}, end(5, error=error)], error="unavailable", within=2.0)
+    await scene.answered_by(None, [{"seq": 0, "response": "a"}, end(5, error=error)], error="unavailable", within=2.0)
 
 
 @RECONNECTS.check("A29", 2)
 async def ends_at_malformed_frames(scene: AgentScene) -> None:
     """An end that can't be read, but for its `id`, `run` and numbers, ends the call as outcome_unknown."""
-    await scene.told(None, [{"seq": 0, "response": "a"}, end(1, error="no object")], error="outcome_unknown", within=3.0)
+    await scene.answered_by(None, [{"seq": 0, "response": "a"}, end(1, error="no object")], error="outcome_unknown", within=3.0)
 
 
 @RECONNECTS.check("A30", 2)

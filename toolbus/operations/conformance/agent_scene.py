@@ -71,7 +71,7 @@ class Ear:
         self._writer.close()
         await asyncio.gather(self._reading, return_exceptions=True)
 
-    async def has_heard(self, word: str) -> bool:
+    async def has_received(self, word: str) -> bool:
         """Return whether a message was published."""
         return word in self.heard
 
@@ -239,7 +239,9 @@ class AgentScene(Scene):
         await self.answer(taken, text)
         await self.ended_as(name, text, None)
 
-    async def told(self, text: str | None, *entries: Sequence[dict[str, Any]], error: str | None = None, within: float = 10.0) -> None:
+    async def answered_by(
+        self, text: str | None, *entries: Sequence[dict[str, Any]], error: str | None = None, within: float = 10.0
+    ) -> None:
         """Tell the agent to make the call `1`, send the frames of each entry for its request, and check the end that it tells.
 
         Args:

@@ -117,7 +117,7 @@ async def announces_its_end(scene: AgentScene) -> None:
         await scene.answer(taken)
         await scene.ended("1")
         await scene.leave()
-        await until(lambda: ear.has_heard(f"left {taken.agent}"), 2.0, "the workers were not told")
+        await until(lambda: ear.has_received(f"left {taken.agent}"), 2.0, "the workers were not told")
 
 
 @SESSIONS.check("A49", 3)
