@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.bus.values.settings import Settings
-from toolbus.operations.cli.common import environment_of
+from toolbus.bus.values.settings import Settings, environment_of
 
 
 def test_defaults_need_nothing() -> None:

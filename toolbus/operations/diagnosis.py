@@ -23,7 +23,7 @@ from toolbus.bus.client.tools.catalogue import catalogue_of
 from toolbus.bus.support.display import one_line
 from toolbus.bus.values.envelope import VERSION
 from toolbus.bus.values.results import BrokerError, ToolbusError, ToolError, ToolResult
-from toolbus.bus.values.settings import Settings
+from toolbus.bus.values.settings import Settings, environment_of
 from toolbus.bus.values.urls import redact, without_credentials
 from toolbus.bus.watch.faults import RUNBOOKS, Fault, faults_of, look, unreachable
 from toolbus.bus.worker.invocation import invocation
@@ -284,6 +284,7 @@ class Trials:
 
     def __init__(self, settings: Settings) -> None:
         self._id = f"diagnosis-{secrets.token_hex(4)}"
+        # Calls of the trials that are told would stand among those of the deployment, and look like losses.
         self._settings = Settings.load(base=settings, lease=_LEASE, owner="", recent="off")
         self._round_trip = 0.0
 
@@ -353,17 +354,7 @@ class Trials:
 
     async def _takeover(self) -> _Found:
         """Let a worker process die with a call, and another one answer."""
-        environment = {
-            **os.environ,
-            SERVICE: self._id,
-            "TOOLBUS_URL": self._settings.url,
-            "TOOLBUS_NAMESPACE": self._settings.namespace,
-            "TOOLBUS_LEASE": str(_LEASE),
-            "TOOLBUS_OWNER": "",
-            # The calls of the trials would stand among those of the deployment, and look like losses.
-            "TOOLBUS_RECENT": "off",
-            "TOOLBUS_LOG_LEVEL": "error",
-        }
+        environment = {**environment_of(Settings.load(base=self._settings, log_level="error")), SERVICE: self._id}
         words = ("-m", "toolbus", "worker", "toolbus.operations.diagnosis:service")
         process = await asyncio.create_subprocess_exec(sys.executable, *words, env=environment)
         try:

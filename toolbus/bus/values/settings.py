@@ -204,6 +204,13 @@ def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def environment_of(settings: Settings) -> dict[str, str]:
+    """Return the environment of a child process that has these settings, without the misspelt names that this process has told of."""
+    known = {name: value for name, value in os.environ.items() if name not in misspelt(os.environ)}
+    given = {name: getattr(settings, name) for name in Settings.__struct_fields__}
+    return {**known, **{PREFIX + name.upper(): str(value) for name, value in given.items() if value is not None}}
+
+
 def _provided(environ: Mapping[str, str], arguments: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     given: dict[str, tuple[Any, str]] = {}
     credentials = environ.get("CREDENTIALS_DIRECTORY", "")

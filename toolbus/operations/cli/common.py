@@ -17,7 +17,7 @@ import click
 
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
-from toolbus.bus.values.settings import PREFIX, Settings, misspelt
+from toolbus.bus.values.settings import Settings
 from toolbus.operations.cli.failing import WrongUsage, fail
 
 if TYPE_CHECKING:
@@ -57,13 +57,6 @@ def settings_of(**overrides: Any) -> Settings:
         return Settings.load(**{**(click.get_current_context().find_root().obj or {}), **given})
     except ConfigurationError as error:
         raise WrongUsage(str(error)) from None
-
-
-def environment_of(settings: Settings) -> dict[str, str]:
-    """Return the environment of a child process that has these settings, without the misspelt names that this process has told of."""
-    known = {name: value for name, value in os.environ.items() if name not in misspelt(os.environ)}
-    given = {name: getattr(settings, name) for name in Settings.__struct_fields__}
-    return {**known, **{PREFIX + name.upper(): str(value) for name, value in given.items() if value is not None}}
 
 
 def settings_with_server(*, serves: bool = False, **overrides: Any) -> Settings:

@@ -20,10 +20,10 @@ import click
 
 from toolbus.bus.broker.transport.embedded import EmbeddedServer, free_port
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.bus.values.settings import Settings
+from toolbus.bus.values.settings import Settings, environment_of
 from toolbus.bus.values.urls import redact
 from toolbus.operations.cli.command import Folder, Port, argument, command, option
-from toolbus.operations.cli.common import GATEWAY_PORT, environment_of, needs_gateway, settings_with_server
+from toolbus.operations.cli.common import GATEWAY_PORT, needs_gateway, settings_with_server
 from toolbus.operations.cli.failing import Failure, fail, fail_if, wrong_if
 from toolbus.operations.cli.output import complain, print_line, print_table
 from toolbus.operations.cli.platform import host_command, import_command

@@ -15,12 +15,12 @@ import click
 
 from toolbus.bus import telemetry
 from toolbus.bus.values.results import ConfigurationError, RegistrationRefused, ToolbusError
-from toolbus.bus.values.settings import Settings
+from toolbus.bus.values.settings import Settings, environment_of
 from toolbus.bus.worker.loading import examples as example_services
 from toolbus.bus.worker.loading import folders, load
 from toolbus.bus.worker.process.lifeline import Bounds, ChildState, Notifier, end_process, load_reports, report_state, watch_lifeline
 from toolbus.operations.cli.command import Command, Concurrency, Grace, ProcessOptions, argument, command, option, setting
-from toolbus.operations.cli.common import NotMendable, environment_of, reason, serving_settings
+from toolbus.operations.cli.common import NotMendable, reason, serving_settings
 from toolbus.operations.cli.failing import Failure
 
 if TYPE_CHECKING:
