@@ -125,11 +125,9 @@ def _check_usage(text: str | None, options: Options) -> None:
 
 def _endpoint(options: Options) -> tuple[ChatEndpoint, str]:
     try:
-        from toolbus.agent.endpoint import endpoint_of
-
+        with needing("agent", "the agent"):
+            from toolbus.agent.endpoint import endpoint_of
         return endpoint_of(os.environ, base_url=options.base_url or "", model=options.model or "")
-    except ImportError:
-        raise WrongUsage("the agent needs httpx: pip install 'toolbus[agent]'") from None
     except ConfigurationError as error:
         raise WrongUsage(str(error)) from None
 

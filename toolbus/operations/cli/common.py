@@ -33,11 +33,6 @@ GATEWAY_PORT, EXPORTER_PORT = 8001, 9464
 """The ports at which gateways and exporters listen unless told otherwise."""
 
 
-def needs_gateway(error: ImportError) -> str:
-    """Return the message for packages of the gateway that are not installed."""
-    return f"the gateway needs more packages ({error}): pip install 'toolbus[gateway]'"
-
-
 RESTART = 30.0
 """Seconds for which a command that goes on until it is stopped waits for its server at the start: servers and workers restart together."""
 

@@ -23,8 +23,8 @@ from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings, environment_of
 from toolbus.bus.values.urls import redact
 from toolbus.operations.cli.command import Folder, Port, argument, command, option
-from toolbus.operations.cli.common import GATEWAY_PORT, needs_gateway, settings_with_server
-from toolbus.operations.cli.failing import Failure, fail, fail_if, wrong_if
+from toolbus.operations.cli.common import GATEWAY_PORT, settings_with_server
+from toolbus.operations.cli.failing import Failure, fail, fail_if, needing, wrong_if
 from toolbus.operations.cli.output import complain, print_line, print_table
 from toolbus.operations.cli.platform import host_command, import_command
 from toolbus.operations.cli.serve import serve_command
@@ -67,8 +67,8 @@ def dev_command(
         try:
             # Without a port of its own it may be at any.
             place = _gateway_place(stack, *((GATEWAY_PORT, 0) if http_port is None else (http_port,)))
-        except ImportError as error:
-            print_line(f"no HTTP: {needs_gateway(error)}", err=True)
+        except ConfigurationError as error:
+            print_line(f"no HTTP: {error}", err=True)
         else:
             parts.append(_gateway(place))
         lost = "the server that this command had started has ended, and its data with it; start `toolbus dev` again"
@@ -132,10 +132,7 @@ def up_command(
         context.find_root().obj = {**given, "url": f"redis://127.0.0.1:{server_port or free_port()}"}
     settings = settings_with_server()
     with contextlib.ExitStack() as stack:
-        try:
-            place = _gateway_place(stack, http_port)
-        except ImportError as error:
-            fail(needs_gateway(error))
+        place = _gateway_place(stack, http_port)
         server = _find_server(settings, stack, data)
         if folder is not None:
             _import(folder)
@@ -232,9 +229,10 @@ def _gateway_place(stack: contextlib.ExitStack, *ports: int) -> socket.socket:
     """Return where the gateway listens: at the first port that is free; fail when none is.
 
     Raises:
-        ImportError: packages of the gateway are missing.
+        ConfigurationError: packages of the gateway are missing.
     """
-    from toolbus.edges.gateway.serving import listen
+    with needing("gateway", "the gateway"):
+        from toolbus.edges.gateway.serving import listen
 
     for port in ports[:-1]:
         with contextlib.suppress(ConfigurationError):

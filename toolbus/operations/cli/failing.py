@@ -52,7 +52,7 @@ def needing(extra: str, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise ConfigurationError(f"{what} needs {error.name}: pip install 'toolbus[{extra}]'") from None
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from typing import Annotated
 
 import click
 
+from toolbus.bus.worker.process.lifeline import ended_by
 from toolbus.operations.cli.command import HealthHost, HealthPort, ProcessOptions, Span, argument, command, option
 from toolbus.operations.cli.common import serving_settings
 from toolbus.operations.cli.worker import announced
@@ -54,9 +54,8 @@ def history_command(
                 stopping()
                 keeper.stop()
 
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, stop)
-            await keeper.run(serving)
+            with ended_by(stop, stop):
+                await keeper.run(serving)
 
     try:
         asyncio.run(main())

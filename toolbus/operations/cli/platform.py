@@ -7,7 +7,6 @@ import contextlib
 import datetime
 import os
 import secrets
-import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.support.waiting import either
 from toolbus.bus.values.results import ToolbusError, ToolResult
 from toolbus.bus.worker.process.event_loop import run_loop
-from toolbus.bus.worker.process.lifeline import ChildState, report_state, watch_lifeline
+from toolbus.bus.worker.process.lifeline import ChildState, ended_by, report_state, watch_lifeline
 from toolbus.operations.cli.command import Folder, Grace, Lifeline, Output, ProcessOptions, Seconds, argument, command, option, setting
 from toolbus.operations.cli.common import namespace_of, read_text, serving_settings, settings_with_server, with_admin
 from toolbus.operations.cli.failing import fail, fail_if, needing, wrong_if
@@ -540,12 +539,9 @@ def im_command(
         from toolbus.agent.im.window import Windows
 
         stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
         if lifeline is not None:
             watch_lifeline(lifeline, stop.set, settings.grace)
-        with Windows(folder, shared) as windows:
+        with ended_by(stop.set, stop.set), Windows(folder, shared) as windows:
             async with ToolBus(settings=settings) as bus:
                 connector = Connector(server, contact, windows, bus, tool, user=user, token=os.environ.get(f"{_ENV}TOKEN", "").strip())
                 report_state(lifeline, ChildState(serving=True))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from importlib.util import find_spec
 from typing import Annotated, NamedTuple
 
 import click
 
 from toolbus import ToolBus
 from toolbus.operations.cli.command import Groups, Names, Number, Port, ProcessOptions, Seconds, User, command, option, setting
-from toolbus.operations.cli.common import EXPORTER_PORT, GATEWAY_PORT, needs_gateway, reason, serving_settings, settings_with_server
-from toolbus.operations.cli.failing import fail, fail_if, wrong_if
+from toolbus.operations.cli.common import EXPORTER_PORT, GATEWAY_PORT, reason, serving_settings, settings_with_server
+from toolbus.operations.cli.failing import fail, needing, wrong_if
 from toolbus.operations.cli.worker import announced, end_with
 
 _KEYS = ("keys",)
@@ -80,13 +79,11 @@ def serve_command(
     """
     from toolbus.bus.worker.process.event_loop import run_loop
 
-    try:
+    with needing("gateway", "the gateway"):
         from toolbus.edges.gateway.auth.options import AuthOptions, authenticator_of
         from toolbus.edges.gateway.guards import GuardOptions, Guards, KnownHosts, is_loopback, origin_of
         from toolbus.edges.gateway.options import Everyone, GatewayOptions
         from toolbus.edges.gateway.serving import listen, serve
-    except ImportError as error:
-        fail(needs_gateway(error))
     settings = serving_settings("gateway", grace=grace)
     given = {name: value for name, value in access._asdict().items() if value is not None}
     sites = given.pop("origins")
@@ -154,9 +151,9 @@ def mcp_command(user: User, groups: Groups, names: Names) -> None:
       {"mcpServers": {"toolbus": {"command": "toolbus", "args": ["mcp"]}}}
     """
     settings = settings_with_server(serves=True)
-    fail_if(find_spec("mcp") is None, "MCP needs its SDK: pip install 'toolbus[mcp]'")
-    from toolbus.edges.gateway.options import Principal
-    from toolbus.edges.mcp.http import serve_stdio
+    with needing("mcp", "MCP"):
+        from toolbus.edges.gateway.options import Principal
+        from toolbus.edges.mcp.http import serve_stdio
 
     caller = Principal("stdio", user=user, groups=frozenset(groups) or None, tools=frozenset(names) or None)
 
