@@ -246,18 +246,13 @@ def save_blobs(blobs: Sequence[Blob], tool: str, folder: str) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         # The name comes from a worker and must not lead elsewhere.
         name = _UNSAFE.sub("-", tool)[:_MOST_NAME].strip("-") or "result"
-        number = _latest(name, Path(folder))
+        numbered = re.compile(re.escape(name) + r"-([0-9]{1,6})\.[^.]+")
+        number = max((int(found[1]) for each in Path(folder).iterdir() if (found := numbered.fullmatch(each.name))), default=0)
         for blob in blobs:
             path, number = _written(blob, name, Path(folder), number + 1)
             print_line(f"{visible(str(path))} ({visible(blob.media_type)}, {len(blob.data):,} bytes)", err=True)
     except OSError as error:
         fail(f"can't save to {visible(folder)}: {error.strerror or error}")
-
-
-def _latest(name: str, folder: Path) -> int:
-    """Return the highest number among the files of this name, whatever they are; 0 without any."""
-    numbered = re.compile(re.escape(name) + r"-([0-9]{1,6})\.[^.]+")
-    return max((int(found[1]) for each in folder.iterdir() if (found := numbered.fullmatch(each.name))), default=0)
 
 
 def _written(blob: Blob, name: str, folder: Path, first: int) -> tuple[Path, int]:
@@ -266,7 +261,8 @@ def _written(blob: Blob, name: str, folder: Path, first: int) -> tuple[Path, int
     Raises:
         OSError: the file can't be written.
     """
-    suffix = _suffix(blob.media_type)
+    kind = blob.media_type.partition(";")[0].strip().lower()
+    suffix = _SUFFIXES.get(kind) or mimetypes.guess_extension(kind) or ".bin"
     for number in range(first, _MOST_FILES):
         path = folder / f"{name}-{number}{suffix}"
         try:
@@ -277,11 +273,6 @@ def _written(blob: Blob, name: str, folder: Path, first: int) -> tuple[Path, int
             continue
         return path, number
     raise OSError(f"it has {_MOST_FILES:,} files of {name} already")
-
-
-def _suffix(media_type: str) -> str:
-    kind = media_type.partition(";")[0].strip().lower()
-    return _SUFFIXES.get(kind) or mimetypes.guess_extension(kind) or ".bin"
 
 
 # -- questions to the person at the terminal ------------------------------------------------------------

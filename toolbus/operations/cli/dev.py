@@ -471,8 +471,5 @@ def new_command(name: str, project: Annotated[bool, option("Write a folder NAME 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(template.format(name=name), "utf-8")
         print_line(f"wrote {path}")
-    print_line(
-        f"next: cd {name} && pytest && toolbus worker workers/{name}.py"
-        if project
-        else f"next: pytest test_{name}.py && toolbus worker {name}.py"
-    )
+    tried = f"cd {name} && pytest && toolbus worker workers/{name}.py" if project else f"pytest test_{name}.py && toolbus worker {name}.py"
+    print_line(f"next: {tried}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -15,7 +16,7 @@ from toolbus.bus.values.results import ToolbusError
 from toolbus.operations.cli.command import Number, Output, Seconds, Share, argument, command, group, option
 from toolbus.operations.cli.common import settings_of, with_admin
 from toolbus.operations.cli.failing import fail, fail_if, wrong_if
-from toolbus.operations.cli.output import Columns, complain, print_as, print_content, print_json, print_line, print_table, show
+from toolbus.operations.cli.output import Columns, complain, print_as, print_content, print_line, show
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -182,9 +183,13 @@ def _round(options: Round) -> None:
         outcome, published = with_admin(lambda admin: _learned_and_published(admin, preset, revisions, options))
     title = f"Learning: {preset.name}"
     told = text(outcome, title)
-    if options.output == "json":
-        print_json({**_outcome_document(outcome), "published": published})
-    else:
+    document = {
+        **{name: getattr(outcome, name) for name in ("decision", "revision", "added", "executions", "episodes", "notes", "changes")},
+        "verdicts": outcome.learned.verdicts,
+        "comparisons": None if outcome.evaluation is None else outcome.evaluation.comparisons,
+        "published": published,
+    }
+    if print_as(options.output, document):
         print_content(told)
         if published is not None:
             print_line(f"toolkit/{preset.name} {'is published' if published else 'is published already'} with revision {outcome.revision}")
@@ -234,15 +239,6 @@ def _learned(preset: Preset, revisions: Revisions, names: dict[str, list[str]], 
             dry=options.dry_run,
             resume=options.resume,
         )
-
-
-def _outcome_document(outcome: Outcome) -> dict[str, Any]:
-    """Return an outcome as values for JSON."""
-    return {
-        **{name: getattr(outcome, name) for name in ("decision", "revision", "added", "executions", "episodes", "notes", "changes")},
-        "verdicts": outcome.learned.verdicts,
-        "comparisons": None if outcome.evaluation is None else outcome.evaluation.comparisons,
-    }
 
 
 def _write(report: Path, outcome: Outcome, title: str, content: str) -> None:
@@ -463,19 +459,18 @@ def _print_evaluation(found: Evaluation) -> None:
     )
     _print_verdicts(found.learned.verdicts)
     print_line()
-    _print_standings(found.tools, ("hit@1", "hit@3", "hit@5", "mrr", "reach", "tools shown", "brier"), ece=True)
+    ece: Columns = {"ECE": lambda each: _score_text(each.ece)}
+    _print_standings(found.tools, ("hit@1", "hit@3", "hit@5", "mrr", "reach", "tools shown", "brier"), ece)
     print_line()
-    _print_standings(found.actions, ("next hit@1", "next hit@3", "next mrr"), ece=False)
+    _print_standings(found.actions, ("next hit@1", "next hit@3", "next mrr"), {})
     print_line()
-    rows = [(f"{each.better} - {each.than}", each.measure, str(each.difference), str(each.relative)) for each in found.comparisons]
-    print_table(("COMPARED", "MEASURE", "DIFFERENCE", "RELATIVE"), rows, empty="")
+    compared: Columns = {"COMPARED": lambda each: f"{each.better} - {each.than}"}
+    show("text", found.comparisons, {**compared, **{name.upper(): name for name in ("measure", "difference", "relative")}}, empty="")
 
 
-def _print_standings(standings: Sequence[Standing], measures: Sequence[str], *, ece: bool) -> None:
-    columns = ("POLICY", *(measure.upper() for measure in measures), *(("ECE",) if ece else ()))
-    more = [(_score_text(each.ece),) if ece else () for each in standings]
-    rows = [(each.policy, *(str(each.figures[name]) for name in measures), *last) for each, last in zip(standings, more, strict=True)]
-    print_table(columns, rows, empty="")
+def _print_standings(standings: Sequence[Standing], measures: Sequence[str], more: Columns) -> None:
+    measured: Columns = {name.upper(): partial(lambda name, each: each.figures[name], name) for name in measures}
+    show("text", standings, {"POLICY": "policy", **measured, **more}, empty="")
 
 
 # -- what they read ----------------------------------------------------------------------------------

@@ -46,6 +46,12 @@ class NotChecked(Exception):
     """The program has nothing that a requirement is about, for example no sessions."""
 
 
+def not_checked_if(reason: object, said: str) -> None:
+    """Raise ``NotChecked`` with what the program lacks if there is a reason, which is any true value."""
+    if reason:
+        raise NotChecked(said)
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """The outcome of one requirement.
 

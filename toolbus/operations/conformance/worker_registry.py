@@ -13,7 +13,7 @@ from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.opening import Probe
 from toolbus.bus.values.descriptors import Publication
 from toolbus.bus.values.settings import Settings
-from toolbus.operations.conformance.checks import Broken, NotChecked, broken_if, until, until_not
+from toolbus.operations.conformance.checks import Broken, broken_if, not_checked_if, until, until_not
 from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import LEASE, MOST, SERVICE, STARTS, Program, Scene
 from toolbus.operations.conformance.worker_calls import SLACK
@@ -162,8 +162,7 @@ class RegisteredWorker(Scene):
         Raises:
             NotChecked: it does not have it.
         """
-        if f"{SERVICE}-{role}" not in await self.tools():
-            raise NotChecked(f"it has no tool {SERVICE}-{role}")
+        not_checked_if(f"{SERVICE}-{role}" not in await self.tools(), f"it has no tool {SERVICE}-{role}")
 
     async def check_ttl(self, key: str, ttl: float, name: str) -> None:
         """Check that a key lives as long as a constant of the protocol says, in seconds, which scripts take as milliseconds."""

@@ -17,7 +17,7 @@ from toolbus.bus.broker.server.keys import session_digest
 from toolbus.bus.broker.transport.opening import Probe
 from toolbus.bus.values.envelope import Frame
 from toolbus.bus.values.settings import Settings
-from toolbus.operations.conformance.checks import Broken, NotChecked, broken_if, until
+from toolbus.operations.conformance.checks import Broken, NotChecked, broken_if, not_checked_if, until
 from toolbus.operations.conformance.scene import BESIDE, LEASE, MOST_WRITTEN, SERVICE, Program, fields_of, shown
 from toolbus.operations.conformance.worker_calls import SLACK, TAKES_OVER, Frames, check_run, error_of, text_of
 from toolbus.operations.conformance.worker_registry import RegisteredWorker
@@ -381,8 +381,7 @@ class WorkerScene(RegisteredWorker):
             await until(has_one_ended, 10.0, "none of five calls of a second ended")
             for each in sent:
                 await self.ended(each)
-        if self.slots < number:
-            raise NotChecked(f"it runs {self.slots} of 5 calls at the same time, and the check needs {number}")
+        not_checked_if(self.slots < number, f"it runs {self.slots} of 5 calls at the same time, and the check needs {number}")
         return self.slots
 
     async def begin_beside(self) -> tuple[Sent, str] | None:
@@ -491,8 +490,7 @@ class WorkerScene(RegisteredWorker):
         Raises:
             NotChecked: the service has no sessions.
         """
-        if not (await self.publication()).service.sticky_sessions:
-            raise NotChecked("its service has no sticky-sessions")
+        not_checked_if(not (await self.publication()).service.sticky_sessions, "its service has no sticky-sessions")
         session = {"user": "kit", "session": secrets.token_hex(8)}
         return self.keys.session(SERVICE, session_digest(*session.values())), session
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncIterator
 from functools import partial
 
-from toolbus.operations.conformance.checks import Broken, NotChecked, Table, broken_if, until
+from toolbus.operations.conformance.checks import Broken, Table, broken_if, not_checked_if, until
 from toolbus.operations.conformance.scene import BESIDE, LEASE, SERVICE
 from toolbus.operations.conformance.worker_calls import SLACK, TAKES_OVER
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
@@ -18,8 +18,7 @@ SLOTS = Table[WorkerScene]()
 @SLOTS.check("W69", 2)
 async def shares_its_slots(scene: WorkerScene) -> None:
     """With several services it waits for all of their streams, and takes no more than it has slots."""
-    if not await scene.exists(scene.keys.queue(BESIDE)):
-        raise NotChecked(f"it does not serve {BESIDE} as well")
+    not_checked_if(not await scene.exists(scene.keys.queue(BESIDE)), f"it does not serve {BESIDE} as well")
     await scene.need_slots(2)
     services, instance = (SERVICE, BESIDE), await scene.only_instance()
     one = {"to": 1, "delay": 0.0}
@@ -168,8 +167,7 @@ async def takes_over_first(scene: WorkerScene) -> None:
         before, taken = taken, (await scene.probe.run("XPENDING", scene.queue, "g"))[0]
     await scene.see_the_end(other)
     await asyncio.sleep(LEASE / 3 + SLACK)
-    if await scene.frames(sent):
-        raise NotChecked(f"it runs more than {_MANY} calls at the same time")
+    not_checked_if(await scene.frames(sent), f"it runs more than {_MANY} calls at the same time")
     for each in running[:2]:
         await scene.tell(f"cancel {each.id}")
     problem = "what a dead worker held waits behind requests that were taken when a slot had become free"
