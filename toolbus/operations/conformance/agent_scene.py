@@ -168,20 +168,8 @@ class AgentScene(Scene):
         tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log)
         own = (keys.instances(service), keys.queue(service), keys.fence(service), keys.cancelled(service))
         common = (keys.prefix, secrets.token_hex(6), lease, 60_000)
-        args = (
-            service,
-            instance,
-            "kit",
-            "d",
-            self.publication(service, *tools, **more),
-            lease,
-            secrets.token_hex(8),
-            "",
-            service,
-            0,
-            *tools,
-        )
-        answer = await self.probe.script(scripts.REGISTER, (*tables, *own), *common, *args)
+        worker = (service, instance, "kit", "d", self.publication(service, *tools, **more), lease, secrets.token_hex(8))
+        answer = await self.probe.script(scripts.REGISTER, (*tables, *own), *common, *worker, "", service, 0, *tools)
         broken_if(answer[0] != b"ok", f"the kit can't register its service: {answer}")
         return instance
 
