@@ -20,20 +20,7 @@ from toolbus.operations.cli.failing import Failure
 from toolbus.operations.cli.output import print_line
 
 
-@tree(
-    "see",
-    "services, calls, counts",
-    {
-        "services": Place("List the services, their workers and their backlog; a day long also those without workers."),
-        "workers": Place("List the installed tool services."),
-        "describe": Place("Show everything known about a tool or a service, as JSON."),
-        "calls": Place("Show the attempts of recent calls, and what runs."),
-        "top": Place("Watch services, workers, tools and calls in the terminal."),
-        "stats": Place("Ask the workers for their statistics."),
-        "usage": Place("Show the usage of tools by user."),
-        "settings": Place("Show each setting, its value, and the source of the value."),
-    },
-)
+@tree("see", "services, calls, counts", see="services workers describe calls top stats usage settings")
 def _see() -> None:
     """See what runs: services, workers, calls, statistics and settings. Nothing is changed.
 
@@ -46,16 +33,7 @@ def _see() -> None:
     """
 
 
-@tree(
-    "secure",
-    "forms of tools, tokens of gateways, rights on the server",
-    {
-        "approve": Place("Approve a tool as it is now, so that agents may use this form of it."),
-        "pins": Place("Decide which form of a tool may be used."),
-        "tokens": Place("Look after the bearer tokens of gateways."),
-        "acl": Place("Print the least rights on the server that a user with a ROLE needs, for ACL SETUSER or an ACL file."),
-    },
-)
+@tree("secure", "forms of tools, tokens of gateways, rights on the server", secure="approve pins tokens acl")
 def _secure() -> None:
     """Decide who may do what: forms of tools, tokens of gateways, and rights on the server.
 
@@ -71,19 +49,10 @@ def _secure() -> None:
 @tree(
     "operate",
     "queues, dead letters, conversations, documents",
-    {
-        "pause": Place("Make a service's workers stop taking requests."),
-        "resume": Place("Let a paused service's workers take requests again."),
-        "purge": Place("Remove the requests that wait for a service."),
-        "dead": Place("Handle dead letters."),
-        "conversations": Place("Look after the conversations that agents keep."),
-        "items": Place(
-            "Look after static descriptors: tools and services that are declared by documents, beside those that workers publish."
-        ),
-        "history": Place("Keep the calls that end, for `toolbus see calls --since`.", "history"),
-        "exporter": Place("Answer /metrics for Prometheus: the queues of the namespace, and what `toolbus doctor` would find.", "serve"),
-        "migrate": Place("Bring a namespace to the version of the protocol that this release writes.", "protocol"),
-    },
+    operate="pause resume purge dead conversations items",
+    history="history",
+    serve="exporter",
+    protocol="migrate",
 )
 def _operate() -> None:
     """Operate services and what the server keeps: queues, dead letters, conversations, documents.
@@ -98,24 +67,7 @@ def _operate() -> None:
     """
 
 
-@tree(
-    "platform",
-    "recorded tools",
-    {
-        "up": Place("Start the platform: gateway, host, service agent, coding agent, messenger.", "dev"),
-        "host": Place("Serve the recorded tools that this machine may run."),
-        "im": Place("Connect a messenger's windows with the service agent."),
-        "chat": Place("Talk with the service agent."),
-        "import": Place("Record the tools and groups of registry.json, sources.json and groups.json in DIR."),
-        "export": Place("Write the recorded tools and groups to registry.json, sources.json and groups.json in DIR."),
-        "list": Place("List the recorded tools, those that wait for approval, and records that can't be used."),
-        "search": Place("Find recorded tools by category, backend runtime, group, and WORDS in id, title, description or category."),
-        "status": Place("Show which recorded tools run and where, the tasks of the coding agent, and the chats of the service agent."),
-        "logs": Place("Show what the programs of TOOL print, at all hosts, and what became of them."),
-        "sync": Place("Connect the items of CATALOGUE with the recorded tools and groups that they are."),
-        "cancel": Place("End TASK, a task of the coding agent: one that waits at once, one that runs within a moment."),
-    },
-)
+@tree("platform", "recorded tools", dev="up", platform="host im chat import export list search status logs sync cancel")
 def _platform() -> None:
     """Look after recorded tools: programs, containers and APIs that hosts run.
 

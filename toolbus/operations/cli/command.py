@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import datetime
 import difflib
+import functools
 import importlib
 import inspect
 import math
@@ -432,13 +434,18 @@ def group(name: str, **about: Any) -> Callable[[Callable[[], None]], Group]:
 
 
 class Place(NamedTuple):
-    """The place of a command: what a list of commands says of it, and its module, which has it as ``<name>_command``.
-
-    The former is the first sentence of its help, or at the first level a few words; the module is usually that of the tree's name.
-    """
+    """The place of a command: its module, which has it as ``<name>_command``, and a few words about it at the first level."""
 
     about: str
-    module: str = ""
+    module: str
+
+
+@functools.cache
+def _helps(module: str) -> Mapping[str, str]:
+    """Return the help of each command of a module, which is read and not loaded."""
+    source = ast.parse(Path(__file__).with_name(f"{module}.py").read_text("utf-8"))
+    functions = [each for each in source.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    return {each.name.removesuffix("_command"): ast.get_docstring(each) or "" for each in functions}
 
 
 class Tree(Group):
@@ -464,20 +471,28 @@ class Tree(Group):
         place = self._places.get(cmd_name)
         if not isinstance(place, Place):
             return place
-        module = importlib.import_module(f"toolbus.operations.cli.{place.module or self.name}")
+        module = importlib.import_module(f"toolbus.operations.cli.{place.module}")
         found: click.Command = getattr(module, f"{cmd_name}_command")
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands without loading them."""
+        """Write the first sentence of each command's help without loading them."""
         room = formatter.width - max(map(len, self._places)) - 6
-        shown = {name: click.Command(name, help=place.about) for name, place in self._places.items()}
+        places = {name: place for name, place in self._places.items() if isinstance(place, Place)}
+        shown = {name: click.Command(name, help=_helps(place.module)[name]) for name, place in places.items()}
         with formatter.section("Commands"):
             formatter.write_dl([(name, found.get_short_help_str(room)) for name, found in shown.items()])
 
 
-def tree(name: str, about: str, places: Mapping[str, Place]) -> Callable[[Callable[[], None]], Tree]:
-    """Return a decorator that makes a tree of a function whose docstring is the tree's help; ``about`` says it in a few words."""
+def tree(name: str, about: str, **modules: str) -> Callable[[Callable[[], None]], Tree]:
+    """Return a decorator that makes a tree of a function whose docstring is the tree's help.
+
+    Args:
+        name: of the tree.
+        about: what the list of commands says of it, a few words.
+        **modules: by module, the names of its commands.
+    """
+    places = {each: Place("", module) for module, names in modules.items() for each in names.split()}
 
     def made(function: Callable[[], None]) -> Tree:
         return Tree(name, help=inspect.getdoc(function), no_args_is_help=True, places=places, about=about)

@@ -52,11 +52,26 @@ def not_checked_if(reason: object, said: str) -> None:
         raise NotChecked(said)
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Described(msgspec.Struct, frozen=True):
+    """The description of a requirement.
+
+    Attributes:
+        id: ``W`` (of a worker) or ``A`` (of an agent) and a number, which stays.
+        level: the level that asks for it.
+        name: a short name, for the table and for ``--only``.
+        meaning: the requirement, in one sentence.
+    """
+
+    id: str
+    level: int
+    name: str
+    meaning: str
+
+
+class Outcome(Described, frozen=True):
     """The outcome of one requirement.
 
     Attributes:
-        id, level, name, meaning: of the requirement.
         status: ``holds``, ``broken`` or ``not checked``.
         problem: what is broken, or why it was not checked.
         frames: the last ones that the program sent, or was sent, when it is broken.
@@ -65,10 +80,6 @@ class Outcome(msgspec.Struct, frozen=True):
         seconds: that the check took.
     """
 
-    id: str
-    level: int
-    name: str
-    meaning: str
     status: Status
     problem: str = ""
     frames: tuple[str, ...] = ()
@@ -82,22 +93,14 @@ class Outcome(msgspec.Struct, frozen=True):
         return self.status == "holds"
 
 
-class Requirement(msgspec.Struct, Generic[S], frozen=True):
+class Requirement(Described, Generic[S], frozen=True):
     """One thing that docs/protocol.md asks for, where it stands beside the same number.
 
     Attributes:
-        id: ``W`` (of a worker) or ``A`` (of an agent) and a number, which stays.
-        level: the level that asks for it.
-        name: a short name, for the table and for ``--only``.
-        meaning: the requirement, in one sentence.
         run: raises ``Broken`` when the program does not keep it; None when no check can tell.
         unchecked: why there is no check.
     """
 
-    id: str
-    level: int
-    name: str
-    meaning: str
     run: Callable[[S], Awaitable[None]] | None
     unchecked: str = ""
 
