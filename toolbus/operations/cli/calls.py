@@ -28,7 +28,7 @@ from toolbus.bus.values.results import deadline_exceeded
 from toolbus.operations.cli.command import Output, Seconds, User, argument, command, digest, group, option
 from toolbus.operations.cli.common import login_name, namespace_of, read_json, read_text, with_bus
 from toolbus.operations.cli.failing import fail, fail_if, wrong_if
-from toolbus.operations.cli.output import Columns, moment, print_as, print_content, print_json, print_json_line, print_line, show
+from toolbus.operations.cli.output import Columns, emit, moment, print_content, print_json, print_json_line, print_line, show
 
 if TYPE_CHECKING:
     from toolbus.bus.client.calls.call import Call
@@ -394,7 +394,7 @@ async def confirm_list(bus: ToolBus, user: OfUser, output: Output) -> None:
 async def confirm_show(bus: ToolBus, id: str, full: Annotated[bool, option("Show all arguments, also long ones.")], output: Output) -> None:
     """Print one request with its arguments; long values are shortened one by one."""
     found = await bus.confirmations.get(await _whole(bus, id))
-    print_as(output, found, _text(found, full=full))
+    emit(output, found, _text(found, full=full))
 
 
 @command("allow", into=confirm_command)

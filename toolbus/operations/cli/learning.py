@@ -16,7 +16,7 @@ from toolbus.bus.values.results import ToolbusError
 from toolbus.operations.cli.command import Number, Output, Seconds, Share, argument, command, group, option
 from toolbus.operations.cli.common import settings_of, with_admin
 from toolbus.operations.cli.failing import fail, fail_if, wrong_if
-from toolbus.operations.cli.output import Columns, complain, print_as, print_content, print_line, show
+from toolbus.operations.cli.output import Columns, complain, emit, print_content, print_line, show, titled
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -189,7 +189,7 @@ def _round(options: Round) -> None:
         "comparisons": None if outcome.evaluation is None else outcome.evaluation.comparisons,
         "published": published,
     }
-    if print_as(options.output, document):
+    if emit(options.output, document):
         print_content(told)
         if published is not None:
             print_line(f"toolkit/{preset.name} {'is published' if published else 'is published already'} with revision {outcome.revision}")
@@ -291,7 +291,7 @@ def learning_learn(
     current = revisions.of(static)
     changes = changed(static if current is None else current.scores, static, learned)
     made = None if dry_run else revisions.add(static, learned, digest(logged), parameters)
-    if not print_as(output, {"revision": None if made is None else made.id, **_plain(learned), "changes": changes}):
+    if not emit(output, {"revision": None if made is None else made.id, **_plain(learned), "changes": changes}):
         return
     _print_verdicts(learned.verdicts, changes)
     count = f"{len(changes)} of {len(static)} scores"
@@ -341,7 +341,7 @@ def learning_evaluate(
         file, logged = _inputs(scores_file, log_file, skip_corrupt)
         static, texts = file.scores, file.texts
     found = evaluate(static, texts, logged, parameters, Options(held_out=held_out, threshold=threshold, seed=seed))
-    if print_as(output, {**msgspec.to_builtins(msgspec.structs.asdict(found) | {"learned": None}), "learned": _plain(found.learned)}):
+    if emit(output, {**msgspec.to_builtins(msgspec.structs.asdict(found) | {"learned": None}), "learned": _plain(found.learned)}):
         _print_evaluation(found)
 
 
@@ -442,7 +442,7 @@ def _print_verdicts(verdicts: Sequence[Verdict], changes: Sequence[Change] = ())
 
 def _print_revision(revision: Revision, output: str) -> None:
     """Print a revision with its origin and its changes."""
-    if not print_as(output, revision, f"{revision.id}  {revision.created} UTC  {revision.note}"):
+    if not emit(output, revision, f"{revision.id}  {revision.created} UTC  {revision.note}"):
         return
     if revision.log is not None:
         print_line(f"log: sha256 {revision.log.sha256}")
@@ -465,7 +465,7 @@ def _print_evaluation(found: Evaluation) -> None:
     _print_standings(found.actions, ("next hit@1", "next hit@3", "next mrr"), {})
     print_line()
     compared: Columns = {"COMPARED": lambda each: f"{each.better} - {each.than}"}
-    show("text", found.comparisons, {**compared, **{name.upper(): name for name in ("measure", "difference", "relative")}}, empty="")
+    show("text", found.comparisons, {**compared, **titled("measure", "difference", "relative")}, empty="")
 
 
 def _print_standings(standings: Sequence[Standing], measures: Sequence[str], more: Columns) -> None:

@@ -19,7 +19,7 @@ from toolbus.bus.values.results import BrokerUnavailable, DescriptorError, Toolb
 from toolbus.operations.cli.command import JSON, Output, Seconds, Yes, argument, command, group, option
 from toolbus.operations.cli.common import must_be_known, namespace_of, read_bytes, read_json, settings_of, with_admin
 from toolbus.operations.cli.failing import Failure, ask_first, fail, fail_if, wrong_if
-from toolbus.operations.cli.output import Columns, complain, moment, print_as, print_json, print_line, show, stored_of
+from toolbus.operations.cli.output import Columns, complain, emit, moment, print_json, print_line, show, stored_of, titled
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -89,9 +89,9 @@ async def dead_list(
     else:
         found = await _newest_of_all(admin, limit)
     columns: Columns = {
-        **{name.upper(): name for name in ("id", "service", "tool", "user")},
+        **titled("id", "service", "tool", "user"),
         "WHEN": lambda each: each["at"][:19].replace("T", " "),
-        **{name.upper(): name for name in ("attempts", "reason")},
+        **titled("attempts", "reason"),
         "LAST ERROR": lambda each: one_line(each["error"], 60),
     }
     show(output, map(_summary, found), columns, empty=f"no dead letters{namespace_of()}")
@@ -228,9 +228,7 @@ async def conversations_list(
 ) -> None:
     """List the conversations, those that were used latest first. HELD tells whether a process goes on with one now."""
     columns: Columns = {
-        "ID": "id",
-        "USER": "user",
-        "RECORDS": "records",
+        **titled("id", "user", "records"),
         "USED": lambda each: moment(each.used_at),
         "EXPIRES": lambda each: moment(each.expires_at),
         "HELD": lambda each: "yes" if each.held else "",
@@ -246,7 +244,7 @@ async def conversations_show(
     found = await admin.conversations.read(user, id)
     fail_if(not found, _none(id, user))
     texts = ((each, _in_words(each.document)) for each in found)
-    print_as(
+    emit(
         output,
         [{"number": each.number, "at": each.at, "record": _raw(each)} for each in found],
         *(f"{each.number:>4}  {moment(each.at)}  {visible(text if full else one_line(text, _MOST_SHOWN))}" for each, text in texts),

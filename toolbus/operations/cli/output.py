@@ -63,7 +63,7 @@ def print_json_line(value: Any) -> None:
     print_line(visible(msgspec.json.encode(value).decode()))
 
 
-def print_as(output: str, document: object, *lines: object) -> bool:
+def emit(output: str, document: object, *lines: object) -> bool:
     """Print a document as JSON, or lines for people; return whether it was the lines.
 
     Args:
@@ -83,6 +83,11 @@ Columns = Mapping[str, str | Callable[[Any], object]]
 """By title, the attribute or the key that makes the cell of a row, or what makes it."""
 
 
+def titled(*names: str) -> Columns:
+    """Return columns whose titles are the names of attributes or keys."""
+    return {name.upper(): name for name in names}
+
+
 def show(output: str, found: Iterable[Any], columns: Columns, *, empty: str, document: object = None) -> bool:
     """Print what was found, as a table or as JSON; return whether it was a table.
 
@@ -94,7 +99,7 @@ def show(output: str, found: Iterable[Any], columns: Columns, *, empty: str, doc
         document: what is printed as JSON, if it is not what was found.
     """
     found = list(found)
-    is_text = print_as(output, found if document is None else document)
+    is_text = emit(output, found if document is None else document)
     if is_text:
         print_table([*columns], [[_cell(each, cell) for cell in columns.values()] for each in found], empty=empty)
     return is_text

@@ -24,7 +24,7 @@ from toolbus.bus.worker.process.lifeline import ChildState, ended_by, report_sta
 from toolbus.operations.cli.command import Folder, Grace, Lifeline, Output, ProcessOptions, Seconds, argument, command, option, setting
 from toolbus.operations.cli.common import namespace_of, read_text, serving_settings, settings_with_server, with_admin
 from toolbus.operations.cli.failing import fail, fail_if, needing, wrong_if
-from toolbus.operations.cli.output import Columns, complain, print_as, print_json, print_json_line, print_line, show, stored_of
+from toolbus.operations.cli.output import Columns, complain, emit, print_json, print_json_line, print_line, show, stored_of, titled
 from toolbus.operations.cli.worker import announced, end_with, probed_worker, refusals
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ def _show(wanted: Search, output: str, *, everything: bool) -> None:
     documents = [_document(tool, status, records) for tool, status in found]
     columns: Columns = {
         "TOOL": "tool_id",
-        "STATUS": "status",
-        "CATEGORY": "category",
+        **titled("status", "category"),
         "RUNTIME": "backend_runtime",
         "SOURCES": lambda each: ", ".join(each["sources"]),
         "GROUPS": lambda each: ", ".join(each["group_ids"]),
@@ -129,7 +128,7 @@ def import_command(folder: Directory, output: Output) -> None:
         "wrong": [each._asdict() for each in found.wrong],
         "ignored": [{"file": each.file, "id": each.id, "field": each.reason} for each in found.ignored],
     }
-    if print_as(output, document, stored_of(Counter(stored.values()))):
+    if emit(output, document, stored_of(Counter(stored.values()))):
         for each in found.ignored:
             print_line(f"{each.file}: {visible(each.id)}: {visible(each.reason)} is no field that is kept", err=True)
         for each in found.wrong:
@@ -151,7 +150,7 @@ def export_command(folder: Directory, output: Output) -> None:
     records = with_admin(lambda admin: Records(admin).all())
     files = write_folder(folder, records)
     counts = {"tools": len(records.tools), "groups": len(records.groups)}
-    print_as(output, {"files": files, **counts}, f"{', '.join(files)}: tools {counts['tools']}, groups {counts['groups']}")
+    emit(output, {"files": files, **counts}, f"{', '.join(files)}: tools {counts['tools']}, groups {counts['groups']}")
     unusable = [each for each in records.refused if not each.key.startswith("pending/")]
     for refused in unusable:
         complain(f"not exported: {visible(refused.reason)}")
@@ -202,8 +201,7 @@ def sync_command(
     report = with_admin(lambda admin: synchronise(Records(admin), catalogue))
     columns: Columns = {
         "ITEM": "slug",
-        "KIND": "kind",
-        "ID": "id",
+        **titled("kind", "id"),
         "CHANGED": lambda each: " and ".join(each.changed) or "nothing",
         "WHY": "why",
     }
@@ -236,12 +234,10 @@ async def status_command(
         "TOOL": "tool_id",
         "STATE": "state",
         "FOR": lambda each: f"{max(0.0, now - each.since):.0f} s" if each.since else "",
-        "HOST": "host",
-        "SOURCE": "source",
+        **titled("host", "source"),
         "PID": lambda each: each.pid or "",
         "PORT": lambda each: each.port or "",
-        "INSTANCES": "instances",
-        "RESTARTS": "restarts",
+        **titled("instances", "restarts"),
         "ERROR": lambda each: one_line(each.last_error, 60),
     }
     shown = [each for each in states if tools_only or each.state != "stopped"]

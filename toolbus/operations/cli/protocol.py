@@ -14,7 +14,7 @@ from toolbus.bus.support.display import one_line, visible
 from toolbus.operations.cli.command import File, Folder, Output, argument, command, group, option
 from toolbus.operations.cli.common import reason, settings_of, with_admin
 from toolbus.operations.cli.failing import ask_first, fail
-from toolbus.operations.cli.output import Columns, print_as, print_line, print_table, show
+from toolbus.operations.cli.output import Columns, emit, print_line, print_table, show
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -124,7 +124,7 @@ def migrate_command(
     text = f"{after} is of version {after.written} now; {told} documents converted{f', {moved} moved' if moved else ''}"
     if (before.written, told, moved) == (after.written, 0, 0):
         text = f"{after} is of version {after.written} already; nothing was to be changed"
-    print_as(output, document, text)
+    emit(output, document, text)
 
 
 async def _show_changes(admin: Admin, output: str) -> None:
@@ -150,7 +150,7 @@ async def _show_changes(admin: Admin, output: str) -> None:
         "moves": misplaced,
         "behind": [{"service": each.service, "instance": each.instance, "speaks": each.versions or (1, 1)} for each in behind],
     }
-    if not print_as(output, document):
+    if not emit(output, document):
         return
     print_line(f"{namespace} is of version {namespace.written}, and this release writes version {VERSION}", err=True)
     for worker in behind:
@@ -283,7 +283,7 @@ def _check(checks: Checks, table: Table[C], kind: type[C]) -> None:
         click.get_current_context().exit(128 + signal.SIGTERM)
     if checks.junit is not None:
         _write(checks.junit, report.junit())
-    print_as(checks.output, report.documents(), report.summary())
+    emit(checks.output, report.documents(), report.summary())
     if report.failed:
         click.get_current_context().exit(1)
 

@@ -16,7 +16,7 @@ from toolbus.bus.values.secrets import Rate, TokenFile, TokenRecord, new_token
 from toolbus.operations.cli.command import JSON, File, Groups, Names, Output, argument, command, date_of, digest, group, option, seconds_of
 from toolbus.operations.cli.common import login_name, namespace_of, settings_of, with_admin
 from toolbus.operations.cli.failing import ask_first, fail, fail_if, wrong_if
-from toolbus.operations.cli.output import Columns, complain, moment, print_as, print_content, print_json, print_line, show, warn
+from toolbus.operations.cli.output import Columns, complain, emit, moment, print_content, print_json, print_line, show, titled, warn
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -63,8 +63,7 @@ async def list_command(
     found += await _waiting(admin) if not states or "pending" in states else []
     columns: Columns = {
         "TOOL": "name",
-        "SERVICE": "service",
-        "STATE": "state",
+        **titled("service", "state"),
         "DIGEST": lambda each: each.get("digest", "")[:16],
         "ABOUT": lambda each: ", ".join(each.get("changes", ())) or one_line(each.get("reason", ""), 60),
         "BY": "by",
@@ -161,7 +160,7 @@ def _approve(names: tuple[str, ...], digest: str, reason: str, output: str) -> N
         return approved, {name: warning for name in names if (warning := await _unpinned(admin, name))}
 
     found, warnings = with_admin(main)
-    if not print_as(output, found, *(f"approved {visible(each.name)} of {visible(each.service)} ({each.digest[:16]})" for each in found)):
+    if not emit(output, found, *(f"approved {visible(each.name)} of {visible(each.service)} ({each.digest[:16]})" for each in found)):
         return
     for name, warning in warnings.items():
         warn(f"{visible(name)}: {visible(warning)}")
@@ -236,7 +235,7 @@ def _approve_recorded(review: Review, *, digest: str, yes: bool, reason: str, ou
         return approved
 
     tool = with_admin(main)
-    if not print_as(output, {"tool_id": tool.tool_id, "state": "approved", "revision": tool.revision, "digest": review.digest}):
+    if not emit(output, {"tool_id": tool.tool_id, "state": "approved", "revision": tool.revision, "digest": review.digest}):
         return
     print_line(f"approved {visible(tool.tool_id)}, revision {tool.revision} ({review.digest[:16]}); hosts serve it from now on")
     print_line("its descriptor is pinned: a record that changes it without approval is withheld until it is approved")
@@ -358,9 +357,7 @@ def tokens_list(file: InFile, output: Output) -> None:
     found = _tokens(file)
     now = time.time()
     columns: Columns = {
-        "ID": "id",
-        "NAME": "name",
-        "USER": "user",
+        **titled("id", "name", "user"),
         "GROUPS": lambda each: "all" if each.groups is None else ", ".join(each.groups),
         "TOOLS": lambda each: "all" if each.tools is None else ", ".join(each.tools),
         "MAY": lambda each: ", ".join(each.permissions),
@@ -469,4 +466,4 @@ def acl_command(
         "channels": found.channels,
         "alone": [{"command": command, "keys": patterns} for command, patterns in found.alone],
     }
-    print_as(output, document, found.rules())
+    emit(output, document, found.rules())

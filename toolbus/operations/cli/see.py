@@ -26,7 +26,7 @@ from toolbus.bus.values.urls import redact
 from toolbus.operations.cli.command import JSON, Categories, Groups, Names, Output, Seconds, command, date_of, option, seconds_of
 from toolbus.operations.cli.common import must_be_known, namespace_of, settings_of, settings_with_server, with_admin
 from toolbus.operations.cli.failing import fail, fail_if, wrong_if
-from toolbus.operations.cli.output import Columns, names_of, print_as, print_json, print_json_line, print_line, print_table, show, warn
+from toolbus.operations.cli.output import Columns, emit, names_of, print_json, print_json_line, print_line, print_table, show, titled, warn
 from toolbus.operations.unusable import refused as refused_of
 from toolbus.operations.unusable import title
 
@@ -67,7 +67,7 @@ def tools_command(
     found = [tool for tool in view.values() if tool.available or everything]
     refused = refused_of(catalogue)
     others = [{"name": tool.name, "service": tool.service, "available": False, "refused": tool.reason} for tool in refused]
-    if not print_as(output, [*map(_tool, found), *(others if everything else ())]):
+    if not emit(output, [*map(_tool, found), *(others if everything else ())]):
         return
     rows = [(t.name, t.service, "yes" if t.available else "no", one_line(t.description.partition("\n")[0], 70)) for t in found]
     if everything:
@@ -98,10 +98,7 @@ async def services_command(admin: Admin, output: Output) -> None:
         "SERVICE": lambda each: each.publication.service.id,
         "OWNER": lambda each: each.publication.owner,
         "DIGEST": lambda each: each.publication.digest[:8],
-        "WORKERS": "workers",
-        "QUEUED": "queued",
-        "RUNNING": "running",
-        "DEAD": "dead",
+        **titled("workers", "queued", "running", "dead"),
         "STATE": lambda each: "paused" if each.paused else each.state,
     }
     document = [
@@ -251,7 +248,7 @@ async def stats_command(
         await must_be_known(admin, service)
     found = await admin.statistics(service or "", patience=patience)
     _must_be_able_to_answer(found)
-    if not print_as(output, _statistics_document(found, service)):
+    if not emit(output, _statistics_document(found, service)):
         return
     _show_statistics(found, service, instance=instance)
     if found.silent:
@@ -303,8 +300,7 @@ def _show_statistics(found: Statistics, service: str | None, *, instance: bool) 
         "TOOL": lambda view: view.name or "(any)",
         "CALLS": "started",
         **ends,
-        "REFUSED": "refused",
-        "RUNNING": "running",
+        **titled("refused", "running"),
         **_columns("tools", "P50", "P99", "LAST ERROR"),
     }
     views = [view for view in ToolViews().make((), activity) if not service or view.service == service]
@@ -346,7 +342,7 @@ def usage_command(
     show(
         output,
         chosen(with_admin(lambda admin: admin.tallies.usage(days))),
-        {"USER": "user", "TOOL": "tool", "CALLS": "calls", "ERRORS": "errors", "MS": "ms", "BYTES": "bytes"},
+        titled("user", "tool", "calls", "errors", "ms", "bytes"),
         empty=f"nothing was counted{namespace_of()}; workers count with the middleware Metering()",
     )
 
@@ -356,7 +352,7 @@ def _show_models(chosen: Any, days: int, output: str) -> None:
     from toolbus.platform.states import costs_of
 
     found = chosen(costs_of(with_admin(lambda admin: admin.creations.overview(MOST_ENDED)), days))
-    if not print_as(output, found):
+    if not emit(output, found):
         return
     rows = [
         (each.tool, each.task, each.user, each.status, each.prompt_tokens, each.completion_tokens, f"{each.price:.4f}") for each in found
@@ -542,7 +538,7 @@ async def _snapshot(settings: Settings, every: float) -> Snapshot:
 def _print_snapshot(snapshot: Snapshot, output: str) -> None:
     from toolbus.operations.tables import TABLES
 
-    if not print_as(output, msgspec.to_builtins(snapshot)):
+    if not emit(output, msgspec.to_builtins(snapshot)):
         return
     for fault in snapshot.faults:
         warn(visible(fault))

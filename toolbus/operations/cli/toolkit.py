@@ -14,7 +14,7 @@ from toolbus.operations.cli.command import JSON, Hops, Output, Share, argument, 
 from toolbus.operations.cli.common import settings_of, with_admin
 from toolbus.operations.cli.failing import fail, fail_if, needing
 from toolbus.operations.cli.learning import learning_command
-from toolbus.operations.cli.output import Columns, print_as, print_content, print_json, print_line, show
+from toolbus.operations.cli.output import Columns, emit, print_content, print_json, print_line, show, titled
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
@@ -98,7 +98,7 @@ def presets_command(output: Output) -> None:
         {"name": each.name, "actions": " → ".join(action.id for action in each.actions), "description": each.description}
         for each in map(load_preset, shipped_presets().values())
     ]
-    print_as(output, found, *("{name}: {actions}\n  {description}".format(**each) for each in found))
+    emit(output, found, *("{name}: {actions}\n  {description}".format(**each) for each in found))
 
 
 @command("show", into=toolkit_command)
@@ -125,8 +125,7 @@ def show_command(
         for u, v in edges
     ]
     columns: Columns = {
-        "FROM": "from",
-        "TO": "to",
+        **titled("from", "to"),
         "EDGE": lambda each: edge_kind(graph.item(each["from"]), graph.item(each["to"])),
         "SCORE": lambda each: f"{each['score']:.2f}",
     }
@@ -163,7 +162,7 @@ async def recommend_command(
         print_line(view.prompt() if view.actions else nothing, err=not view.actions)
         return
     columns: Columns = {
-        **{name.upper(): name for name in ("kind", "id", "name")},
+        **titled("kind", "id", "name"),
         "SCORE": lambda each: "" if each["score"] is None else f"{each['score']:.2f}",
         "": "state",
     }
