@@ -8,8 +8,6 @@ from typing import Any
 from toolbus.operations.conformance.checks import Broken, broken_if, until
 from toolbus.operations.conformance.scene import LEASE
 
-MOST_PIECE = 65_536
-MOST_OUTPUT = 16 * 1_048_576
 TAKES_OVER = 4 * LEASE + 6.0
 # Seconds by which a busy machine may be late.
 SLACK = 1.5

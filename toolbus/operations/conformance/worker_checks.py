@@ -14,16 +14,7 @@ from toolbus.bus.broker.replies.finish import MOST_BYTES
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.checks import TENANT, Broken, NotChecked, Table, broken_if, until
 from toolbus.operations.conformance.scene import BESIDE, LEASE, SERVICE, STARTS, fields_of
-from toolbus.operations.conformance.worker_calls import (
-    MOST_OUTPUT,
-    MOST_PIECE,
-    SLACK,
-    check_count,
-    check_often,
-    check_run,
-    ended_as,
-    text_of,
-)
+from toolbus.operations.conformance.worker_calls import SLACK, check_count, check_often, check_run, ended_as, text_of
 from toolbus.operations.conformance.worker_lease_checks import LEASES
 from toolbus.operations.conformance.worker_leaving_checks import LEAVING
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
@@ -31,6 +22,8 @@ from toolbus.operations.conformance.worker_session_checks import SESSIONS
 from toolbus.operations.conformance.worker_slot_checks import SLOTS
 
 WORKER = Table[WorkerScene]()
+_MOST_PIECE = 65_536
+_MOST_OUTPUT = 16 * 1_048_576
 # Milliseconds by which an estimate of the server's time may be wrong.
 _CLOCKS = 200
 # Calls of which a worker runs fewer at once.
@@ -357,7 +350,7 @@ async def cuts_between_characters(scene: WorkerScene) -> None:
     sent = await scene.call_echo(text)
     for frame in await scene.frames(sent):
         for part in frame.get("texts") or [frame.get("response") or ""]:
-            if frame.get("kind", "text") == "text" and len(part.encode("utf-8", "surrogatepass")) > MOST_PIECE:
+            if frame.get("kind", "text") == "text" and len(part.encode("utf-8", "surrogatepass")) > _MOST_PIECE:
                 raise Broken(f"a piece of text has {len(part.encode('utf-8', 'surrogatepass')):,} bytes")
 
 
@@ -375,7 +368,7 @@ async def cuts_large_ends(scene: WorkerScene) -> None:
     text = "é" * 100_000
     for frame in await scene.frames(await scene.call_echo(text)):
         piece = frame.get("response")
-        if frame.get("kind") in {"end", "output"} and isinstance(piece, str) and len(piece.encode()) > MOST_PIECE:
+        if frame.get("kind") in {"end", "output"} and isinstance(piece, str) and len(piece.encode()) > _MOST_PIECE:
             raise Broken(f"`response` of a frame `{frame['kind']}` has {len(piece.encode()):,} bytes")
 
 
@@ -387,7 +380,7 @@ async def cuts_large_data(scene: WorkerScene) -> None:
     check_run(frames)
     broken_if(frames[-1].get("data") is not None, "`data` of the end is not null")
     pieces = [frame.get("response") or frame.get("data") or "" for frame in frames if frame.get("kind") == "data"]
-    if any(len(piece.encode()) > MOST_PIECE for piece in pieces):
+    if any(len(piece.encode()) > _MOST_PIECE for piece in pieces):
         raise Broken(f"the pieces of `data` have {[len(piece.encode()) for piece in pieces]} bytes")
     try:
         whole = json.loads("".join(pieces))
@@ -534,10 +527,10 @@ async def bounds_output(scene: WorkerScene) -> None:
     was_sent = False
     for role in ("large", "data"):
         await scene.need(role)
-        frames = await scene.ended(await scene.publish(role, {"size": MOST_OUTPUT + MOST_PIECE}), 30.0)
+        frames = await scene.ended(await scene.publish(role, {"size": _MOST_OUTPUT + _MOST_PIECE}), 30.0)
         check_run(frames)
         ended_as(frames, "tool_error", "output_limit")
-        broken_if(len(text_of(frames)) > MOST_OUTPUT, f"it ended after {len(text_of(frames)):,} bytes")
+        broken_if(len(text_of(frames)) > _MOST_OUTPUT, f"it ended after {len(text_of(frames)):,} bytes")
         was_sent |= any(frame.get("kind", "text") == "text" for frame in frames)
     if not was_sent:
         raise NotChecked(f"{SERVICE}-large sends no text before its end, so nothing is sent as it is made; what it returns is bounded")

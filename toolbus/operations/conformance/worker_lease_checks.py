@@ -421,10 +421,8 @@ async def _is_paused_before_it_listens(scene: WorkerScene) -> None:
         proxy.let_go()
         await scene.joined(set(), "it is not in the registry when it is started anew")
         sent = await scene.publish("echo", {"text": "paused"})
-        for _ in range(5):
-            await asyncio.sleep(0.1)
-            if await scene.frames(sent) or await scene.is_running(sent):
-                raise Broken("it takes requests of a service that was paused before it had subscribed to the messages about pauses")
+        problem = "it takes requests of a service that was paused before it had subscribed to the messages about pauses"
+        await scene.check_untaken(sent, 0.5, problem)
         await scene.resume()
         await scene.ended(sent, LEASE + 2.0)
 
@@ -543,10 +541,7 @@ async def leaves_replicas(scene: WorkerScene) -> None:
         if kept := before & proxy.connections():
             raise Broken(f"{len(kept)} of its {len(before)} connections to a server that has become a replica stay open")
         sent = await scene.publish("echo", {"text": "of a master"})
-        for _ in range(10):
-            await asyncio.sleep(0.1)
-            if await scene.frames(sent) or await scene.is_running(sent):
-                raise Broken("it takes requests from a server that has been a replica for longer than a beat")
+        await scene.check_untaken(sent, 1.0, "it takes requests from a server that has been a replica for longer than a beat")
         proxy.played.clear()
         broken_if(text_of(await scene.ended(sent, STARTS)) != "of a master", "it does not go on when the server is a master again")
 

@@ -46,32 +46,16 @@ async def drains(scene: WorkerScene) -> None:
             broken_if(left < 0, "its lease ended while it finished what runs, and others take that over")
             await scene.check_renewed(sent, "what it finished")
             await asyncio.sleep(0.1)
-        goes_on = [what for each, what in ((cancelled, "was cancelled"), (timed, "had no time left")) if not await scene.is_finished(each)]
+        for each, what in ((cancelled, "was cancelled"), (timed, "had no time left")):
+            broken_if(not await scene.is_finished(each), f"while it left, a call that {what} went on")
     finally:
         await stopping
-    await _check_other_calls(scene, others, goes_on)
+    if others is not None:
+        broken_if(await scene.frames(others) or await scene.is_finished(others), "it took over what a dead worker held while it left")
+        await scene.remove(others)
     frames = await scene.frames(sent)
     broken_if(not frames[-1].get("end_of_stream"), "a call that needed three seconds of its grace period more was cut off")
     check_count(frames, 35, "the call that it finished while it left")
-
-
-async def _check_other_calls(scene: WorkerScene, others: Sent | None, goes_on: list[str]) -> None:
-    """Check what a worker that was leaving has done about other calls than the one that it finished.
-
-    Args:
-        scene: with the worker.
-        others: a request that a dead worker held, if one was published.
-        goes_on: what was to stop calls that went on.
-
-    Raises:
-        Broken: it took the request over, or let a call go on.
-    """
-    if goes_on:
-        raise Broken(f"while it left, a call that {goes_on[0]} went on")
-    if others is None:
-        return
-    broken_if(await scene.frames(others) or await scene.is_finished(others), "it took over what a dead worker held while it left")
-    await scene.remove(others)
 
 
 @LEAVING.check("W47", 2)

@@ -201,6 +201,16 @@ class WorkerScene(RegisteredWorker):
         _, idle, _ = await self.holder(sent)
         broken_if(idle > LEASE * 1000, f"{what} was not renewed for {idle / 1000:.1f} s, more than a lease")
 
+    async def check_untaken(self, sent: Sent, seconds: float, problem: str) -> None:
+        """Check for some seconds that the worker does not take a request.
+
+        Raises:
+            Broken: it does; ``problem`` says so.
+        """
+        for _ in range(int(seconds / 0.1)):
+            await asyncio.sleep(0.1)
+            broken_if(await self.frames(sent) or await self.is_running(sent), problem)
+
     async def waits_for(self, sent: Sent, worker: str) -> bool:
         """Return whether a request was handed over to a worker."""
         holder, _, _ = await self.holder(sent)
