@@ -53,7 +53,7 @@ def needing(extra: str, what: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ConfigurationError(f"{what} needs {error.name}: pip install 'toolbus[{extra}]'") from None
+        raise ConfigurationError(f"{what} needs {error.name or error}: pip install 'toolbus[{extra}]'") from None
 
 
 def ask_first(question: str, *, yes: bool) -> None:
