@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import click
 
@@ -266,9 +266,7 @@ def child_words(**more: Any) -> tuple[list[str], list[str]]:
         **more: values of parameters that only children get.
     """
     context = click.get_current_context()
-    command = context.command
-    if not isinstance(command, Command):
-        raise TypeError(f"{command!r} is no command of this package")
+    command = cast("Command", context.command)
     return command.words({**{name: value for name, value in context.params.items() if name not in command.kept}, **more})
 
 

@@ -578,10 +578,8 @@ async def _counts_its_retry(scene: WorkerScene) -> None:
     _, _, counted = await scene.holder(sent)
     broken_if(counted != 2, f"attempt 2 runs, and the server counts {counted}")
     frames = await scene.ended(sent)
-    if {frame["run"] for frame in frames if frame.get("attempt", 1) == 1} & {
-        frame["run"] for frame in frames if frame.get("attempt", 1) == 2
-    }:
-        raise Broken("both attempts have one run token")
+    first, second = ({frame["run"] for frame in frames if frame.get("attempt", 1) == attempt} for attempt in (1, 2))
+    broken_if(first & second, "both attempts have one run token")
     again = [frame for frame in frames if frame["run"] == frames[-1]["run"]]
     check_run(again)
     broken_if(again[0].get("kind") != "start", "with `events`, the first frame of each run is a `start`, also of one that is tried again")

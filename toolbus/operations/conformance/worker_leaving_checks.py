@@ -193,8 +193,7 @@ async def _outlives(scene: WorkerScene, proxy: Proxy) -> None:
     # One that answers is ready for SIGTERM.
     await scene.call_echo("before")
     instance, table = await scene.only_instance(), scene.keys.instances(SERVICE)
-    row = (await scene.probe.run("HGET", table, f"i:{instance}")).decode()
-    digest = row.partition(":")[2]
+    digest = (await scene.row_of(instance)).partition(":")[2]
     other = await scene.play_worker(lives=True, digest="kit-revision")
     for kind in ("d", "n"):
         await scene.probe.run("HSET", table, f"{kind}:kit-revision", await scene.probe.run("HGET", table, f"{kind}:{digest}") or "")
