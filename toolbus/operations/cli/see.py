@@ -152,14 +152,13 @@ def settings_command(output: Output) -> None:
 
     As JSON, also its meaning.
     """
+    meanings = Settings.meanings()
     found = {
-        name: (redact(str(value)) if name == "url" else value, source)
+        name: {"value": redact(str(value)) if name == "url" else value, "source": source, "meaning": meanings.get(name, "")}
         for name, (value, source) in Settings.sources(**(click.get_current_context().find_root().obj or {})).items()
     }
-    meanings = Settings.meanings()
-    rows = [{"name": name, "value": value, "source": source, "meaning": meanings.get(name, "")} for name, (value, source) in found.items()]
-    columns: Columns = {"SETTING": "name", "VALUE": "value", "SOURCE": "source", "VARIABLE": lambda each: PREFIX + each["name"].upper()}
-    show(output, rows, columns, empty="", document={each.pop("name"): each for each in map(dict, rows)})
+    rows = [{"setting": name, **each, "variable": PREFIX + name.upper()} for name, each in found.items()]
+    show(output, rows, titled("setting", "value", "source", "variable"), empty="", document=found)
 
 
 async def _catalogue(admin: Admin) -> tuple[Catalogue, str]:
