@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
     from toolbus.bus.broker.protocols import OutputLine
     from toolbus.platform.records import RecordedTool
-    from toolbus.platform.search import Search
     from toolbus.platform.store import Snapshot
     from toolbus.sync import ToolBus
 
@@ -41,9 +40,7 @@ Directory = Annotated[Folder, argument(metavar="DIR")]
 @command("list")
 def list_command(output: Output) -> None:
     """List the recorded tools, those that wait for approval, and records that can't be used."""
-    from toolbus.platform.search import Search
-
-    _show(Search(), output, everything=True)
+    _show(output, everything=True)
 
 
 @command("search")
@@ -60,16 +57,15 @@ def search_command(
     Example:
       toolbus platform search --runtime docker video
     """
+    _show(output, category, runtime, group, " ".join(words))
+
+
+def _show(output: str, *wanted: str, everything: bool = False) -> None:
     from toolbus.platform.search import Search
-
-    _show(Search(category, runtime, group, " ".join(words)), output, everything=False)
-
-
-def _show(wanted: Search, output: str, *, everything: bool) -> None:
     from toolbus.platform.store import Records
 
     records = with_admin(lambda admin: Records(admin).all())
-    found = [(tool, tool.meta.status) for tool in wanted.found(records.tools, records.groups)]
+    found = [(tool, tool.meta.status) for tool in Search(*wanted).found(records.tools, records.groups)]
     if everything:
         found += [(tool, "pending") for tool in records.pending.values()]
     refused = records.refused if everything else ()
