@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
+import msgspec
 import pytest
 
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import tool
 from toolbus.bus.client.calls.refusals import unknown_tool
-from toolbus.bus.client.tools.catalogue import Catalogue, FormerTools
-from toolbus.bus.client.tools.tool import Tool
-from toolbus.bus.values.descriptors import ToolDescriptor
+from toolbus.bus.client.tools.catalogue import Catalogue
+from toolbus.bus.values.descriptors import ToolDescriptor, tool_document
 
 pytestmark = pytest.mark.anyio
 
@@ -56,15 +58,15 @@ async def test_a_model_is_told_that_a_tool_it_used_is_gone(place: Place) -> None
 
 def test_former_tools_are_bounded() -> None:
     """The oldest is forgotten, and the time is that of the last departure."""
-    now = [5.0]
-    former = FormerTools(lambda: now[0])
-    for number in range(1_001):
-        former.add(Tool(ToolDescriptor(f"t{number}", "d", "s"), None, available=False, owner="o", digest=""))
-    assert (former.get("t0"), former.get("t1") is None) == (None, False)
-    now[0] = 9.0
-    assert former.seconds("t1000") == 4.0
-    former.remove("t1000")
-    assert former.get("t1000") is None
+    catalogue = Catalogue()
+    tools = {name: msgspec.json.encode(tool_document(ToolDescriptor(name, "d", "s"))) for name in (f"t{number}" for number in range(1_001))}
+    catalogue.on_registry({}, {f"tool/{name}": document for name, document in tools.items()})
+    began = time.monotonic()
+    catalogue.on_registry({}, {})
+    assert (catalogue.former.get("t0"), catalogue.former["t1"][0].name) == (None, "t1")
+    assert began <= catalogue.former["t1000"][1] <= time.monotonic()
+    catalogue.on_item("tool/t1000", tools["t1000"])
+    assert catalogue.former.get("t1000") is None
 
 
 def test_a_tool_that_never_was_is_not_found() -> None:

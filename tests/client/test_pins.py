@@ -44,7 +44,7 @@ def reason_of(bus: ToolBus, name: str = "search") -> str:
 async def approve(bus: ToolBus, name: str = "search") -> None:
     """Approve a tool as a bus sees it or withholds it."""
     catalogue = bus.tools.catalogue
-    found = catalogue.tools.get(name) or catalogue.withholding.tools[name]
+    found = catalogue.tools.get(name) or catalogue.withholding.tools[name][0]
     await bus.put(KEY + name, encoded(approved(found.descriptor, by="me")))
 
 

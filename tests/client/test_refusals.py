@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -91,7 +92,8 @@ def test_a_tool_that_is_gone_says_since_when(ago: float, said: str) -> None:
     """A withdrawn tool may come back, so the call may be retried; one that is withheld says the reason of that."""
     tool = SimpleNamespace(name="adder", service="calc")
     reasons = {"adder": ""}
-    catalogue = SimpleNamespace(former=SimpleNamespace(seconds={"adder": ago}.get), withholding=SimpleNamespace(reason=reasons.get))
+    former = {"adder": (tool, time.monotonic() - ago)}
+    catalogue = SimpleNamespace(former=former, withholding=SimpleNamespace(reason=reasons.get))
     expected = f"the tool 'adder' was there until {said} ago; its service 'calc' has stopped, or offers it no more"
     assert withdrawn(tool, catalogue) == ErrorInfo("unavailable", "withdrawn", expected, retryable=True)
     reasons["adder"] = "no name"

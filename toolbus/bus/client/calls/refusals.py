@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from toolbus.bus.broker.protocols import Verdict
@@ -40,13 +42,13 @@ def unknown_tool(name: str, catalogue: Catalogue, user: str = "") -> ErrorInfo:
     check_name(name)
     # One that is there is hidden from this user, who learns nothing of what became of its name.
     withheld = catalogue.withholding.tools.get(name)
-    if name not in catalogue.tools and (withheld is None or withheld.is_for(user)):
+    if name not in catalogue.tools and (withheld is None or withheld[0].is_for(user)):
         for refused in catalogue.refused():
             if refused.name == name:
                 return ErrorInfo("not_found", "refused", f"the tool {name!r} of {refused.service!r} can't be used: {refused.reason}")
         former = catalogue.former.get(name)
-        if former is not None and former.is_for(user):
-            return withdrawn(former, catalogue)
+        if former is not None and former[0].is_for(user):
+            return withdrawn(former[0], catalogue)
     if f"pending/{name}" in catalogue.documents.by_key:
         message = f"the tool {name!r} waits for a person's approval; `toolbus secure approve {name}` shows it and asks"
         return ErrorInfo("not_found", "pending", message)
@@ -60,7 +62,7 @@ def withdrawn(tool: Tool, catalogue: Catalogue) -> ErrorInfo:
     reason = catalogue.withholding.reason(tool.name)
     if reason:
         return ErrorInfo("not_found", "refused", f"the tool {tool.name!r} of {tool.service!r} can't be used: {reason}")
-    ago = catalogue.former.seconds(tool.name)
+    ago = time.monotonic() - catalogue.former[tool.name][1]
     message = (
         f"the tool {tool.name!r} was there until {max(1.0, ago):.0f} s ago; its service {tool.service!r} has stopped, or offers it no more"
     )

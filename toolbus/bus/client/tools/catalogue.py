@@ -6,23 +6,26 @@ import asyncio
 import difflib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
-from toolbus.bus.client.tools.tool import ChangeKind, Queues, Subscription, Tool, ToolChange, ToolGroup, read_group
+from toolbus.bus.client.tools.tool import ChangeKind, Subscription, Tool, ToolChange, ToolGroup, read_group
 from toolbus.bus.schema.casting import summary
 from toolbus.bus.schema.dialects import check_possible
 from toolbus.bus.schema.mend import mended_document
 from toolbus.bus.support.display import shortened
+from toolbus.bus.support.latest import Latest
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.descriptors import ServiceDescriptor, is_tool_document, parse_service, parse_tool
 from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.naming import DOCUMENT_KINDS, key_flaw
 from toolbus.bus.values.pins import Pin, approves, changes, read
 from toolbus.bus.values.results import DescriptorError
+
+T = TypeVar("T")
 
 _MOST_REASON = 200
 
@@ -32,77 +35,61 @@ class Withholding:
 
     Args:
         required: withhold tools without a pin, too.
+
+    Attributes:
+        tools: those that are withheld, each with the reason.
+        pins: by tool; None for one that can't be read, and approves nothing.
     """
 
     def __init__(self, *, required: bool = False) -> None:
         self.required = required
-        self.tools: dict[str, Tool] = {}
-        self._pins: dict[str, Pin | None] = {}
-        self._reasons: dict[str, str] = {}
-
-    def clear(self) -> None:
-        """Forget the pins, which a snapshot names anew."""
-        self._pins.clear()
+        self.tools: dict[str, tuple[Tool, str]] = {}
+        self.pins: dict[str, Pin | None] = {}
 
     def take(self, name: str, document: bytes | None) -> None:
-        """Take in a tool's pin, or that it is gone (None); one that can't be read approves nothing."""
+        """Take in a tool's pin, or that it is gone (None)."""
         if document is None:
-            self._pins.pop(name, None)
+            self.pins.pop(name, None)
             return
         try:
-            self._pins[name] = read(document)
+            self.pins[name] = read(document)
         except DescriptorError as error:
-            self._pins[name] = None
+            self.pins[name] = None
             telemetry.log.warning("pin.unreadable", tool=name, error=str(error))
 
     def admitted(self, service: str, tools: dict[str, Tool]) -> dict[str, Tool]:
         """Return the tools of a service that are not withheld, and keep the others."""
-        for name in [name for name, tool in self.tools.items() if tool.service == service and name not in tools]:
-            self._release(name)
-        if not self._pins and not self.required:
-            for name in tools:
-                self._release(name)
-            return tools
+        for name in [name for name, (tool, _) in self.tools.items() if tool.service == service and name not in tools]:
+            del self.tools[name]
         found: dict[str, Tool] = {}
         for name, tool in tools.items():
-            reason = self._reason(tool)
+            before, reason = self.reason(name), self._reason(tool)
             if not reason:
-                self._release(name)
+                self.tools.pop(name, None)
                 found[name] = tool
                 continue
-            if self._reasons.get(name) != reason:
+            if before != reason:
                 telemetry.log.warning("tool.withheld", tool=name, service=service, reason=reason)
-            self.tools[name], self._reasons[name] = tool, reason
+            self.tools[name] = tool, reason
         return found
 
     def reason(self, name: str) -> str:
         """Return why a tool is withheld; empty when it is not."""
-        return self._reasons.get(name, "")
+        return self.tools[name][1] if name in self.tools else ""
 
     def refuses(self, name: str) -> bool:
         """Return whether a tool of this name would be withheld in every form that nobody offers now."""
-        if name not in self._pins:
+        if name not in self.pins:
             return self.required
-        pin = self._pins[name]
+        pin = self.pins[name]
         return pin is None or pin.state == "rejected"
-
-    def refused(self) -> list[RefusedTool]:
-        """Return the tools that are withheld, with the reason."""
-        return [RefusedTool(name, tool.service, self._reasons[name]) for name, tool in self.tools.items()]
-
-    def _release(self, name: str) -> None:
-        self.tools.pop(name, None)
-        self._reasons.pop(name, None)
 
     def _reason(self, tool: Tool) -> str:
         name = tool.name
-        if name not in self._pins:
-            return (
-                f"it waits for approval: look at `toolbus see describe {name}`, then `toolbus secure approve {name}`"
-                if self.required
-                else ""
-            )
-        pin = self._pins[name]
+        if name not in self.pins:
+            waits = f"it waits for approval: look at `toolbus see describe {name}`, then `toolbus secure approve {name}`"
+            return waits if self.required else ""
+        pin = self.pins[name]
         if pin is None:
             return f"its approval can't be read; `toolbus secure approve {name}` makes another"
         if pin.state == "rejected":
@@ -115,41 +102,7 @@ class Withholding:
         return f"{told}; look at `toolbus secure pins show {name}`, then `toolbus secure approve {name}`"
 
 
-_MOST = 1_000
-
-
-class FormerTools:
-    """The tools that went last, at most a thousand.
-
-    Args:
-        clock: returns monotonic seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._tools: dict[str, tuple[Tool, float]] = {}
-
-    def add(self, tool: Tool) -> None:
-        """Remember a tool that goes now."""
-        self._tools.pop(tool.name, None)
-        self._tools[tool.name] = (tool, self._clock())
-        if len(self._tools) > _MOST:
-            del self._tools[next(iter(self._tools))]
-
-    def remove(self, name: str) -> None:
-        """Forget a tool that is there again."""
-        self._tools.pop(name, None)
-
-    def get(self, name: str) -> Tool | None:
-        """Return the tool as it was, or None."""
-        found = self._tools.get(name)
-        return None if found is None else found[0]
-
-    def seconds(self, name: str) -> float:
-        """Return the seconds since it went."""
-        return self._clock() - self._tools[name][1]
-
-
+_MOST_FORMER = 1_000
 _OF_PLATFORM = frozenset(kind for kind, about in DOCUMENT_KINDS.items() if about.of_platform)
 
 
@@ -167,15 +120,7 @@ class Documents:
     def take(self, key: str, document: bytes | None) -> None:
         """Take in that a document changed, or was deleted (None)."""
         self.version += 1
-        if document is None:
-            self.by_key.pop(key, None)
-        else:
-            self.by_key[key] = document
-
-    def clear(self) -> None:
-        """Forget all of them."""
-        self.version += 1
-        self.by_key.clear()
+        _put(self.by_key, key, document)
 
 
 class Catalogue:
@@ -196,7 +141,8 @@ class Catalogue:
         self._refused_items: dict[str, RefusedTool] = {}
         self._refused_services: dict[str, RefusedTool] = {}
         self._tools_of: dict[str, dict[str, Tool]] = {}
-        self.former = FormerTools()
+        # The tools that went last, each with when (monotonic seconds).
+        self.former: Latest[str, tuple[Tool, float]] = Latest(_MOST_FORMER)
         # Counts changes of tools, so that what was made of them can be kept until the next one.
         self.version = 0
         # Published toolkit presets by name, which are parsed when the graph is first used.
@@ -206,7 +152,6 @@ class Catalogue:
         self.groups: dict[str, ToolGroup] = {}
         # Stored documents that others read, too.
         self.documents = Documents()
-        self._queues = Queues()
         self._names: list[str] | None = None
         self._restricted = (0, False)
         self._subscriptions: list[Subscription] = []
@@ -230,9 +175,8 @@ class Catalogue:
     def refused(self) -> list[RefusedTool]:
         """Return what the registry holds and this agent can't use, with the reason, sorted; everything else can be used."""
         published = (tool for record in self.services.values() for tool in record.refused)
-        return sorted(
-            [*published, *self._hidden(), *self._refused_services.values(), *self._refused_items.values(), *self.withholding.refused()]
-        )
+        withheld = (RefusedTool(name, tool.service, reason) for name, (tool, reason) in self.withholding.tools.items())
+        return sorted([*published, *self._hidden(), *self._refused_services.values(), *self._refused_items.values(), *withheld])
 
     def near(self, name: str, user: str | None = None) -> list[str]:
         """Return names that look like a wrong one, of tools that a user may see; of all tools for None."""
@@ -247,7 +191,12 @@ class Catalogue:
         A static descriptor is answered by the service that takes from the queue it names.
         """
         static = self.static_services.get(id)
-        record = self.services.get(id) or self._queues.serving(id if static is None else static.queue)
+        record = self.services.get(id)
+        if record is None:
+            queue = id if static is None else static.queue
+            serving = [each for each in self.services.values() if each.publication.service.queue == queue]
+            # Of several a live one, the first by name.
+            record = min(serving, key=lambda each: (not each.live, each.publication.service.id), default=None)
         if record is None:
             return static, False
         service = record.publication.service
@@ -295,19 +244,19 @@ class Catalogue:
 
     def on_registry(self, services: Mapping[str, ServiceRecord | RefusedTool], items: Mapping[str, bytes | RefusedTool]) -> None:
         """Replace everything known by a snapshot."""
-        before = set(self.services) | set(self._tools_of) | {tool.service for tool in self.withholding.tools.values()}
+        before = set(self.services) | set(self._tools_of) | {tool.service for tool, _ in self.withholding.tools.values()}
         groups = self.groups
         self.services = {name: found for name, found in services.items() if isinstance(found, ServiceRecord)}
         self._refused_services = {name: found for name, found in services.items() if isinstance(found, RefusedTool)}
-        self._queues = Queues(self.services)
         self.static_services = {}
         self._static_tools = {}
         self._refused_items = {}
         self.presets = {}
         self.presets_version += 1
-        self.withholding.clear()
+        self.withholding.pins = {}
         self.groups = {}
-        self.documents.clear()
+        self.documents.by_key.clear()
+        self.documents.version += 1
         for key, document in items.items():
             if isinstance(document, RefusedTool):
                 self._refused_items[key] = document
@@ -322,16 +271,10 @@ class Catalogue:
 
     def on_service(self, service: str, change: ServiceRecord | RefusedTool | None) -> None:
         """Take in a service's change, or why it can't be read now."""
-        record = change if isinstance(change, ServiceRecord) else None
-        if isinstance(change, RefusedTool):
-            self._refused_services[service] = change
-        else:
-            self._refused_services.pop(service, None)
-        if record is None:
-            self.services.pop(service, None)
-        else:
-            self.services[service] = record
-        queues = self._queues.put(service, record)
+        before, record = self.services.get(service), change if isinstance(change, ServiceRecord) else None
+        _put(self.services, service, record)
+        _put(self._refused_services, service, change if isinstance(change, RefusedTool) else None)
+        queues = {each.publication.service.queue for each in (before, record) if each is not None}
         for each in dict.fromkeys((service, *(name for name, static in self.static_services.items() if static.queue in queues))):
             self._settle(each)
         self.wake()
@@ -372,53 +315,34 @@ class Catalogue:
 
     def _take_item(self, key: str, document: bytes | None) -> None:
         kind, _, name = key.partition("/")
+        self._refused_items.pop(key, None)
         if flaw := key_flaw(key):
-            self._refused_items.pop(key, None)
-            if document is not None:
-                self._refused_items[key] = RefusedTool(key, "?", flaw)
-            return
-        if kind == "toolkit":
+            _put(self._refused_items, key, None if document is None else RefusedTool(key, "?", flaw))
+        elif kind == "toolkit":
             self.presets_version += 1
-            if document is None:
-                self.presets.pop(name, None)
-            else:
-                self.presets[name] = document
-            return
-        if kind == "pin":
+            _put(self.presets, name, document)
+        elif kind == "pin":
             self.withholding.take(name, document)
-            return
-        if kind in _OF_PLATFORM:
-            self.documents.take(key, document)
-            self._refused_items.pop(key, None)
-            if kind == "group":
-                self._take_group(key, name, document)
+        else:
+            if kind in _OF_PLATFORM:
+                self.documents.take(key, document)
+            self._read_item(kind, name, document)
+
+    def _read_item(self, kind: str, name: str, document: bytes | None) -> None:
+        tables: Mapping[str, dict[str, Any]] = {"tool": self._static_tools, "tool-service": self.static_services, "group": self.groups}
+        if kind not in tables:
             return
         # An invalid document removes the one before, so that this agent sees the same as agents that start later.
-        (self._static_tools if kind == "tool" else self.static_services).pop(name, None)
-        self._refused_items.pop(key, None)
-        if document is None:
-            return
+        tables[kind].pop(name, None)
         decoded: Any = None
         try:
-            decoded = msgspec.json.decode(document)
-            found = self._descriptor(kind, name, decoded)
+            if document is not None and kind == "group":
+                self.groups[name] = read_group(name, document)
+            elif document is not None:
+                decoded = msgspec.json.decode(document)
+                _put(tables[kind], name, self._descriptor(kind, name, decoded))
         except (DescriptorError, *DECODE_ERRORS, TypeError) as error:
-            self._refuse_item(key, decoded, error)
-            return
-        if isinstance(found, ServiceDescriptor):
-            self.static_services[name] = found
-        elif found is not None:
-            self._static_tools[name] = found
-
-    def _take_group(self, key: str, id: str, document: bytes | None) -> None:
-        self.groups.pop(id, None)
-        self._refused_items.pop(key, None)
-        if document is None:
-            return
-        try:
-            self.groups[id] = read_group(id, document)
-        except DescriptorError as error:
-            self._refuse_item(key, None, error)
+            self._refuse_item(f"{kind}/{name}", decoded, error)
 
     def _descriptor(self, kind: str, name: str, decoded: object) -> ServiceDescriptor | dict[str, Any] | None:
         """Return a static service, or the document of a static tool, or None for one that is no tool of toolbus.
@@ -462,14 +386,14 @@ class Catalogue:
             if name not in after and self.tools.get(name) is tool:
                 del self.tools[name]
                 self._names = None
-                self.former.add(tool)
+                self.former[name] = tool, time.monotonic()
                 self._announce("removed", tool)
         kept: dict[str, Tool] = {}
         for name, tool in after.items():
             known = self.tools.get(name)
             if known is None:
                 self._names = None
-                self.former.remove(name)
+                self.former.pop(name, None)
             elif known.service != service and known.available:
                 # First wins: the registry settles it, and this view catches up with its next change.
                 telemetry.log.warning("tool.name_taken", tool=name, service=service, holder=known.service)
@@ -480,10 +404,7 @@ class Catalogue:
                 continue
             self.tools[name] = kept[name] = tool
             self._announce("added" if known is None else "updated", tool)
-        if kept:
-            self._tools_of[service] = kept
-        else:
-            self._tools_of.pop(service, None)
+        _put(self._tools_of, service, kept or None)
 
     def _current(self, service: str) -> dict[str, Tool]:
         record = self.services.get(service)
@@ -512,6 +433,14 @@ class Catalogue:
         change = ToolChange(kind, tool.name, tool)
         for subscription in self._subscriptions:
             subscription.put(change)
+
+
+def _put(table: dict[str, T], key: str, value: T | None) -> None:
+    """Set an entry of a table; None removes it."""
+    if value is None:
+        table.pop(key, None)
+    else:
+        table[key] = value
 
 
 def _check_name(found: str, expected: str) -> None:
