@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -26,6 +25,7 @@ from toolbus.bus.schema.dialects import (
     unions,
 )
 from toolbus.bus.support.display import harmless, one_line
+from toolbus.bus.support.latest import Latest
 from toolbus.bus.support.lazy import without_collection
 from toolbus.bus.values.descriptors import ToolDescriptor
 from toolbus.bus.values.encoding import encode_json
@@ -110,8 +110,6 @@ Definition = dict[str, Any]
 Key = tuple[Format, bool, bool, Hashable]
 """Format, strict, namespaces, and what was selected."""
 
-Maker = Callable[[Tool, bool], Definition]
-
 EXTERNAL_MARK = "(external)"
 # OpenAI's interfaces refuse a whole request for one longer description.
 _OPENAI_DESCRIPTION = 1024
@@ -128,54 +126,33 @@ def description_of(tool: Tool) -> str:
     return f"{EXTERNAL_MARK} {tool.description}" if tool.descriptor.external else tool.description
 
 
-def bare(tool: Tool, enforce: bool = False) -> Definition:
-    """``{name, description, parameters}`` under the tool's own name, with the schema as it was published."""
-    return {"name": tool.name, "description": description_of(tool), "parameters": _marked(tool.parameters)}
+_DIALECTS: Mapping[Format, Dialect] = {"openai": OPENAI, "responses": OPENAI, "anthropic": ANTHROPIC}
 
 
-def openai(tool: Tool, enforce: bool = False) -> Definition:
-    """Return a tool of OpenAI's chat completions.
+def definition_of(tool: Tool, format: Format, enforce: bool) -> Definition:
+    """Return a tool's definition; ``bare`` has the tool's own name, and the schema as it was published.
 
     Raises:
-        DescriptorError: the schema can't be carried.
+        DescriptorError: the schema can't be carried, or is impossible.
     """
-    schema, enforced = _schema(tool, OPENAI if enforce else None)
-    function: Definition = {"name": wire_name(tool.name), "description": _short(description_of(tool)), "parameters": schema}
-    if enforced:
-        function["strict"] = True
-    return {"type": "function", "function": function}
+    if format == "bare":
+        return {"name": tool.name, "description": description_of(tool), "parameters": _marked(tool.parameters)}
+    if format == "mcp":
+        return _of_mcp(tool)
+    schema, enforced = _schema(tool, _DIALECTS[format] if enforce else None)
+    name, description = wire_name(tool.name), description_of(tool)
+    strictly = {"strict": True} if enforced else {}
+    if format == "anthropic":
+        return {"name": name, "description": description, "input_schema": schema, **strictly}
+    function = {"name": name, "description": _short(description), "parameters": schema}
+    if format == "openai":
+        return {"type": "function", "function": {**function, **strictly}}
+    # The default of ``strict`` is true here.
+    return {"type": "function", **function, "strict": enforced}
 
 
-def responses(tool: Tool, enforce: bool = False) -> Definition:
-    """Return a function of OpenAI's responses; ``strict`` is always given, since its default there is true.
-
-    Raises:
-        DescriptorError: the schema can't be carried.
-    """
-    schema, enforced = _schema(tool, OPENAI if enforce else None)
-    name, description = wire_name(tool.name), _short(description_of(tool))
-    return {"type": "function", "name": name, "description": description, "parameters": schema, "strict": enforced}
-
-
-def anthropic(tool: Tool, enforce: bool = False) -> Definition:
-    """Return a tool of Anthropic's messages.
-
-    Raises:
-        DescriptorError: the schema can't be carried.
-    """
-    schema, enforced = _schema(tool, ANTHROPIC if enforce else None)
-    definition: Definition = {"name": wire_name(tool.name), "description": description_of(tool), "input_schema": schema}
-    if enforced:
-        definition["strict"] = True
-    return definition
-
-
-def mcp(tool: Tool, enforce: bool = False) -> Definition:
-    """Return a tool of the Model Context Protocol, with hints about its effect and the schema of its data.
-
-    Raises:
-        DescriptorError: the schema is impossible.
-    """
+def _of_mcp(tool: Tool) -> Definition:
+    """Return a tool of the Model Context Protocol, with hints about its effect and the schema of its data."""
     schema = tool.parameters
     check_possible(schema)
     if "type" not in schema:
@@ -185,27 +162,15 @@ def mcp(tool: Tool, enforce: bool = False) -> Definition:
     if output is not None:
         check_possible(output)
         definition["outputSchema"] = _marked(output)
-    hints: dict[str, bool] = {}
-    if tool.descriptor.effect:
-        hints["readOnlyHint"] = tool.descriptor.effect == "read"
-        hints["idempotentHint"] = tool.descriptor.effect != "once"
-    destroys = destructive(tool.descriptor)
-    if destroys is not None:
-        hints["destructiveHint"] = destroys
-    if tool.descriptor.external:
-        hints["openWorldHint"] = True
-    if hints:
-        definition["annotations"] = hints
-    return definition
-
-
-_MAKERS: Mapping[Format, Maker] = {
-    "bare": bare,
-    "openai": openai,
-    "responses": responses,
-    "anthropic": anthropic,
-    "mcp": mcp,
-}
+    effect, destroys = tool.descriptor.effect, destructive(tool.descriptor)
+    hints = {
+        "readOnlyHint": effect == "read" if effect else None,
+        "idempotentHint": effect != "once" if effect else None,
+        "destructiveHint": destroys,
+        "openWorldHint": tool.descriptor.external or None,
+    }
+    known = {name: hint for name, hint in hints.items() if hint is not None}
+    return {**definition, "annotations": known} if known else definition
 
 
 class Definitions:
@@ -214,7 +179,7 @@ class Definitions:
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
         self._of_tools: dict[tuple[Format, bool], dict[str, tuple[Tool, Definition | None, str]]] = {}
-        self._lists: OrderedDict[Key, tuple[int, list[Definition]]] = OrderedDict()
+        self._lists: Latest[Key, tuple[int, list[Definition]]] = Latest(_MOST_LISTS)
         self._replaced: dict[str, str] = {}
         self._refused: frozenset[str] = frozenset()
         self._named = -1
@@ -234,7 +199,7 @@ class Definitions:
             ConfigurationError: there is no such format.
         """
         wanted, enforce, namespaces, _ = key
-        if wanted not in _MAKERS:
+        if wanted not in FORMATS:
             raise ConfigurationError(f"there is no format {wanted!r} (there are: {', '.join(FORMATS)})")
         of_tools = self._of_tools.setdefault((wanted, enforce), {})
         if len(of_tools) > 2 * len(self._catalogue.tools) + 1000:
@@ -242,9 +207,8 @@ class Definitions:
             of_tools.clear()
         self._name()
         refused = frozenset[str]() if wanted == "bare" else self._refused
-        make = _MAKERS[wanted]
         notes = usage_notes(self._catalogue.groups, {tool.name for tool in tools}) if self._catalogue.groups else {}
-        made: list[tuple[Tool, Definition]] = []
+        found: list[tuple[Tool, Definition]] = []
         with without_collection(len(tools) > _MANY):
             for tool in tools:
                 name = tool.descriptor.name
@@ -252,15 +216,13 @@ class Definitions:
                 note = notes.get(name, "")
                 if known is None or known[0] is not tool or known[2] != note:
                     shown = noted(tool, note, _MOST_DESCRIPTION.get(wanted, sys.maxsize)) if note else tool
-                    known = of_tools[name] = (tool, _made(make, shown, wanted, enforce), note)
+                    known = of_tools[name] = (tool, _carried(shown, wanted, enforce), note)
                 if known[1] is not None and name not in refused:
-                    made.append((tool, known[1]))
+                    found.append((tool, known[1]))
         if wanted == "anthropic" and enforce:
-            made = _within_limits(made)
-        listed = _in_namespaces(made) if wanted == "responses" and namespaces else [definition for _, definition in made]
+            found = _within_limits(found)
+        listed = _in_namespaces(found) if wanted == "responses" and namespaces else [definition for _, definition in found]
         self._lists[key] = (self._catalogue.version, listed)
-        if len(self._lists) > _MOST_LISTS:
-            self._lists.popitem(last=False)
         return listed
 
     def named(self, wire: str) -> str | None:
@@ -278,9 +240,9 @@ class Definitions:
         self._refused, self._named = frozenset(refused), version
 
 
-def _made(make: Maker, tool: Tool, format: Format, enforce: bool) -> Definition | None:
+def _carried(tool: Tool, format: Format, enforce: bool) -> Definition | None:
     try:
-        return make(tool, enforce)
+        return definition_of(tool, format, enforce)
     except DescriptorError as error:
         telemetry.log.warning("definition.set_aside", tool=tool.name, service=tool.service, format=format, error=str(error))
         return None
