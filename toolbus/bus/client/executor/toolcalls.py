@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -71,71 +71,29 @@ def text_parts(text: str, format: PartFormat) -> list[dict[str, Any]]:
 
 def blob_parts(blobs: Sequence[Blob], format: PartFormat) -> list[dict[str, Any]]:
     """Return the part of each image or file; the blobs are what ``shown`` chose."""
-    make = _MAKERS[format]
-    return [make(blob) for blob in blobs]
+    return [_part(blob, format) for blob in blobs]
 
 
-def data_url(blob: Blob) -> str:
-    """Return a blob as a URL that holds its bytes."""
-    return f"data:{blob.media_type};base64,{_base64(blob)}"
-
-
-def file_name(blob: Blob) -> str:
-    """Return the name of a file for a model, by its media type."""
-    return f"attachment.{blob.media_type.rpartition('/')[2]}"
-
-
-def _base64(blob: Blob) -> str:
-    return b64encode(blob.data).decode()
-
-
-def _is_image(blob: Blob) -> bool:
-    return blob.media_type.startswith("image/")
-
-
-def _chat(blob: Blob) -> dict[str, Any]:
-    if _is_image(blob):
-        return {"type": "image_url", "image_url": {"url": data_url(blob)}}
-    return {"type": "file", "file": {"filename": file_name(blob), "file_data": data_url(blob)}}
-
-
-def _responses(blob: Blob) -> dict[str, Any]:
-    if _is_image(blob):
-        return {"type": "input_image", "image_url": data_url(blob), "detail": "auto"}
-    return {"type": "input_file", "filename": file_name(blob), "file_data": data_url(blob)}
-
-
-def _anthropic(blob: Blob) -> dict[str, Any]:
-    source = {"type": "base64", "media_type": blob.media_type, "data": _base64(blob)}
-    return {"type": "image" if _is_image(blob) else "document", "source": source}
-
-
-def _openai_agents(blob: Blob) -> dict[str, Any]:
-    if _is_image(blob):
-        return {"type": "image", "image_url": data_url(blob)}
-    return {"type": "file", "filename": file_name(blob), "file_data": data_url(blob)}
-
-
-def _langchain(blob: Blob) -> dict[str, Any]:
-    part = {"type": "image" if _is_image(blob) else "file", "base64": _base64(blob), "mime_type": blob.media_type}
-    return part if _is_image(blob) else {**part, "filename": file_name(blob)}
-
-
-def _mcp(blob: Blob) -> dict[str, Any]:
-    if _is_image(blob):
-        return {"type": "image", "data": _base64(blob), "mimeType": blob.media_type}
-    resource = {"uri": f"attachment:///{file_name(blob)}", "mimeType": blob.media_type, "blob": _base64(blob)}
-    return {"type": "resource", "resource": resource}
-
-
-_MAKERS: Mapping[str, Callable[[Blob], dict[str, Any]]] = {
-    "chat": _chat,
-    "responses": _responses,
-    "anthropic": _anthropic,
-    "openai_agents": _openai_agents,
-    "langchain": _langchain,
-    "mcp": _mcp,
-}
+def _part(blob: Blob, format: PartFormat) -> dict[str, Any]:
+    data, kind, is_image = b64encode(blob.data).decode(), blob.media_type, blob.media_type.startswith("image/")
+    url, name = f"data:{kind};base64,{data}", f"attachment.{kind.rpartition('/')[2]}"
+    file = {"filename": name, "file_data": url}
+    match format:
+        case "chat":
+            return {"type": "image_url", "image_url": {"url": url}} if is_image else {"type": "file", "file": file}
+        case "responses":
+            return {"type": "input_image", "image_url": url, "detail": "auto"} if is_image else {"type": "input_file", **file}
+        case "anthropic":
+            return {"type": "image" if is_image else "document", "source": {"type": "base64", "media_type": kind, "data": data}}
+        case "openai_agents":
+            return {"type": "image", "image_url": url} if is_image else {"type": "file", **file}
+        case "langchain":
+            part = {"type": "image" if is_image else "file", "base64": data, "mime_type": kind}
+            return part if is_image else {**part, "filename": name}
+        case "mcp":
+            if is_image:
+                return {"type": "image", "data": data, "mimeType": kind}
+            return {"type": "resource", "resource": {"uri": f"attachment:///{name}", "mimeType": kind, "blob": data}}
 
 
 Shape = Literal["chat", "responses", "anthropic"]
