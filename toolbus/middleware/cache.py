@@ -211,7 +211,9 @@ class Cache:
             joined = flight.result()
             if joined is not None:
                 return _result(joined)
-            return self._keep(key, await next(call))
+            result = await next(call)
+            self._keep(key, result)
+            return result
         return await next(call)
 
     def invalidate(self, tool: str = "", arguments: Mapping[str, Any] | None = None, *, service: str = "", by: Owner | None = None) -> None:
@@ -245,10 +247,7 @@ class Cache:
             flight.set_result(None)
             raise
         else:
-            answer = self._answer(result)
-            if answer is not None:
-                self._store(key, answer)
-            flight.set_result(answer)
+            flight.set_result(self._keep(key, result))
             return result
         finally:
             if self._flights.get(key) is flight:
@@ -295,14 +294,8 @@ class Cache:
             return None
         return hashlib.blake2b(text, digest_size=16).digest()
 
-    def _keep(self, key: bytes, result: ToolResult) -> ToolResult:
-        answer = self._answer(result)
-        if answer is not None:
-            self._store(key, answer)
-        return result
-
-    def _answer(self, result: ToolResult) -> _Kept | None:
-        """Return the answer that equal calls may be given, if there is one."""
+    def _keep(self, key: bytes, result: ToolResult) -> _Kept | None:
+        """Return the answer that equal calls may be given, if there is one, and keep it if it is not too large."""
         if result.error is not None or not result.success:
             return None
         try:
@@ -312,16 +305,14 @@ class Cache:
         size = (
             200 + len((result.output or "").encode("utf-8", "replace")) + len(data or b"") + sum(len(blob.data) for blob in result.content)
         )
-        return _Kept(result.output, data, result.content, size, time.monotonic() + self._ttl)
-
-    def _store(self, key: bytes, answer: _Kept) -> None:
-        if answer.size > self._most_bytes // 8:
-            return
-        before = self._kept.pop(key, None)
-        self._bytes += answer.size - (0 if before is None else before.size)
-        self._kept[key] = answer
-        while self._bytes > self._most_bytes:
-            self._bytes -= self._kept.pop(next(iter(self._kept))).size
+        answer = _Kept(result.output, data, result.content, size, time.monotonic() + self._ttl)
+        if size <= self._most_bytes // 8:
+            before = self._kept.pop(key, None)
+            self._bytes += size - (0 if before is None else before.size)
+            self._kept[key] = answer
+            while self._bytes > self._most_bytes:
+                self._bytes -= self._kept.pop(next(iter(self._kept))).size
+        return answer
 
 
 def _is_json(value: Any) -> bool:

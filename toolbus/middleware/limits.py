@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from toolbus.bus.middleware import Next, ToolCall
+from toolbus.bus.support.latest import Latest
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values import rules
 from toolbus.bus.values.results import ERROR_TYPES, OF_TOOLS, BrokerError, ErrorInfo, ToolResult, deadline_exceeded
@@ -21,6 +22,13 @@ _RULES = {
     "per": rules.number("a number of seconds from 0.001 to 400 days", least=0.001, most=400 * DAY),
     "by": rules.FUNCTION,
     "name": rules.TEXT,
+    "seconds": rules.number("a number of seconds above 0", above=0, most=1e9),
+    "failures": rules.whole("a whole number above 0", 1),
+    "cooldown": rules.number("a number of seconds above 0", above=0, most=1e9),
+    "trips": rules.Rule(
+        f"error types ({', '.join(sorted(ERROR_TYPES))})",
+        lambda value: isinstance(value, Collection) and not isinstance(value, str) and ERROR_TYPES.issuperset(value),
+    ),
 }
 
 
@@ -115,9 +123,6 @@ def size_of(result: ToolResult) -> int:
     return size + sum(len(blob.data) for blob in result.content)
 
 
-_TIMEOUT_RULES = {"seconds": rules.number("a number of seconds above 0", above=0, most=1e9)}
-
-
 class Timeout:
     """Gives up after ``seconds``, whatever the caller allows. The handler is cancelled; one in a thread is told.
 
@@ -126,7 +131,7 @@ class Timeout:
     """
 
     def __init__(self, seconds: float) -> None:
-        rules.check({"seconds": seconds}, _TIMEOUT_RULES, "Timeout")
+        rules.check({"seconds": seconds}, _RULES, "Timeout")
         self.seconds = seconds
 
     async def __call__(self, call: ToolCall, next: Next) -> ToolResult:
@@ -148,17 +153,6 @@ class Timeout:
 _MOST_CIRCUITS = 10_000
 
 
-_BREAKER_RULES = {
-    "failures": rules.whole("a whole number above 0", 1),
-    "cooldown": rules.number("a number of seconds above 0", above=0, most=1e9),
-    "trips": rules.Rule(
-        f"error types ({', '.join(sorted(ERROR_TYPES))})",
-        lambda value: isinstance(value, Collection) and not isinstance(value, str) and ERROR_TYPES.issuperset(value),
-    ),
-    "by": rules.FUNCTION,
-}
-
-
 class _Circuit:
     """One tool's failures in a row, and until when it is left alone (monotonic seconds).
 
@@ -173,22 +167,10 @@ class _Circuit:
         self.open_until = 0.0
         self.trying = False
 
-    def open(self, seconds: float) -> None:
-        """Leave the tool alone for so long."""
+    def turn(self, *, trying: bool = False) -> None:
+        """Begin a generation, in which one call is let through if ``trying``."""
         self.generation += 1
-        self.trying = False
-        self.open_until = time.monotonic() + seconds
-
-    def begin_try(self) -> None:
-        """Let one call through."""
-        self.generation += 1
-        self.trying = True
-
-    def close(self) -> None:
-        """Let all calls through."""
-        self.generation += 1
-        self.trying = False
-        self.failures = 0
+        self.trying = trying
 
 
 class CircuitBreaker:
@@ -213,21 +195,22 @@ class CircuitBreaker:
         trips: Collection[str] = OF_TOOLS,
         by: Callable[[ToolCall], str] = lambda call: f"{call.service}\0{call.name}",
     ) -> None:
-        rules.check({"failures": failures, "cooldown": cooldown, "trips": trips, "by": by}, _BREAKER_RULES, "CircuitBreaker")
+        rules.check({"failures": failures, "cooldown": cooldown, "trips": trips, "by": by}, _RULES, "CircuitBreaker")
         self._most = failures
         self._cooldown = cooldown
         self._trips = frozenset(trips)
         self._by = by
-        self._circuits: dict[str, _Circuit] = {}
+        self._circuits: Latest[str, _Circuit] = Latest(_MOST_CIRCUITS)
 
     async def __call__(self, call: ToolCall, next: Next) -> ToolResult:
         """Let the call pass, or refuse it while the circuit is open."""
-        circuit = self._circuit(self._by(call))
+        name = self._by(call)
+        circuit = self._circuits[name] = self._circuits.get(name) or _Circuit()
         if circuit.failures >= self._most:
             wait = circuit.open_until - time.monotonic()
             if circuit.trying or wait > 0:
                 return ToolResult.fail(self._refusal(call, max(wait, 0.1)))
-            circuit.begin_try()
+            circuit.turn(trying=True)
         generation = circuit.generation
         healthy: bool | None = None
         try:
@@ -249,18 +232,12 @@ class CircuitBreaker:
         elif not healthy:
             circuit.failures += 1
             if circuit.failures >= self._most:
-                circuit.open(self._cooldown)
-        elif circuit.trying:
-            circuit.close()
+                circuit.turn()
+                circuit.open_until = time.monotonic() + self._cooldown
         else:
             circuit.failures = 0
-
-    def _circuit(self, name: str) -> _Circuit:
-        circuit = self._circuits.pop(name, None) or _Circuit()
-        if len(self._circuits) >= _MOST_CIRCUITS:
-            del self._circuits[next(iter(self._circuits))]
-        self._circuits[name] = circuit
-        return circuit
+            if circuit.trying:
+                circuit.turn()
 
     def _refusal(self, call: ToolCall, wait: float) -> ErrorInfo:
         message = f"{call.name} failed {self._most} times in a row and is left alone; try again in {wait:.1f} s, or use another tool"
