@@ -58,7 +58,7 @@ class Stage:
         await self._worker.__aexit__(None, None, None)
         self._worker = None
         await eventually(lambda: "pay" not in self.bus.tools or not self.bus.tools["pay"].available)
-        self.bus._dispatcher.catalogue.on_service("till", ServiceRecord(publication, live=False))
+        self.bus._dispatcher.connection.catalogue.on_service("till", ServiceRecord(publication, live=False))
 
     async def become(self, kind: str) -> None:
         """Put another revision in the place of the one that is there, as a deployment does, and wait until the bus has heard of it."""

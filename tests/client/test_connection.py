@@ -266,16 +266,16 @@ async def test_a_call_that_was_not_published_is_not_asked_about() -> None:
 
 
 async def test_a_call_whose_time_was_up_says_where_it_was() -> None:
-    """The error says that a worker took it, that its worker was lost, or that it began late; without a bus its workers count as alive."""
+    """The error says that a worker took it, that its worker was lost, or that it began late."""
     given = Given()
-    assert unfinished_of(given.cast, LATE, None).message == unfinished_of(given.cast, LATE, given.cast).message == TAKEN
+    assert unfinished_of(given.cast, LATE, given.cast).message == TAKEN
     given.catalogue = SimpleNamespace(service=lambda name: (None, name != "s"))
     for call in (given, Given(request=False)):
         told = unfinished_of(call.cast, LATE, given.cast)
         assert (told.code, "no live worker serves 's' now" in told.message) == ("worker_lost", True)
     waited = Given()
     waited.queued_ms = 8_000.0
-    assert unfinished_of(waited.cast, LATE, None).code == "began_late"
+    assert unfinished_of(waited.cast, LATE, waited.cast).code == "began_late"
 
 
 # -- sessions -----------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ async def test_a_person_is_asked_before_anything_is_published(
         await state(stage)
         call = asyncio.create_task(door(stage, {"confirmer": says(answer), **options}))
         if state is not live:
-            await eventually(lambda: bus._dispatcher.waiting > 0 or call.done())
+            await eventually(lambda: len(bus._dispatcher._waiting) > 0 or call.done())
             if not call.done():
                 await stage.come()
         text = await call
@@ -139,7 +139,7 @@ async def test_a_worker_that_restarts_needs_no_second_permission(local: Place) -
             return True
 
         call = asyncio.create_task(bus.executor(confirmer=confirmer, wait=20).execute("pay", {"amount": 1}))
-        await eventually(lambda: bool(asked) and bus._dispatcher.waiting > 0)
+        await eventually(lambda: bool(asked) and len(bus._dispatcher._waiting) > 0)
         await stage.come()
         assert (await call).success
         await stage.close()
@@ -170,7 +170,7 @@ async def test_an_operators_descriptor_gives_way_to_a_tool_that_asks(local: Plac
         stage = Stage(local, bus)
         await described(stage)
         call = asyncio.create_task(bus.executor(confirmer=says(False), wait=20).execute("pay", {"amount": 7}))
-        await eventually(lambda: bus._dispatcher.waiting > 0)
+        await eventually(lambda: len(bus._dispatcher._waiting) > 0)
         await bus.delete("tool/pay")
         await stage.come()
         result = await call
@@ -185,7 +185,7 @@ async def test_arguments_that_no_revision_takes_are_refused_unasked(local: Place
     async with local.bus() as bus:
         stage = Stage(local, bus)
         call = asyncio.create_task(bus.executor(confirmer=says(True), wait=20).execute("pay", {"amount": "seven"}))
-        await eventually(lambda: bus._dispatcher.waiting > 0)
+        await eventually(lambda: len(bus._dispatcher._waiting) > 0)
         await stage.come()
         result = await call
         await stage.close()
@@ -275,7 +275,7 @@ async def test_a_call_that_waits_for_its_tool_can_be_ended(local: Place, ends: s
     async with local.bus() as bus:
         stage = Stage(local, bus)
         call = asyncio.create_task(bus.executor(wait=60, session="s").execute("pay", {"amount": 7}))
-        await eventually(lambda: bus._dispatcher.waiting > 0)
+        await eventually(lambda: len(bus._dispatcher._waiting) > 0)
         if ends == "close":
             await bus.aclose()
         elif ends == "session":
@@ -285,7 +285,7 @@ async def test_a_call_that_waits_for_its_tool_can_be_ended(local: Place, ends: s
         done, _ = await asyncio.wait([call], timeout=20)
         assert done
         assert call.cancelled() if ends == "cancel" else call.result().error is not None
-        assert not bus._dispatcher.waiting
+        assert not len(bus._dispatcher._waiting)
         await stage.come()
         await stage.close()
     assert ran == []

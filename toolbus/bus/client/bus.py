@@ -310,16 +310,16 @@ class ToolBus(BusView):
     @property
     def services(self) -> Mapping[str, ServiceRecord]:
         """The services in the registry, by id."""
-        return self._dispatcher.catalogue.services
+        return self._dispatcher.connection.catalogue.services
 
     @property
     def refused(self) -> list[RefusedTool]:
         """The tools whose descriptors can't be used, with the reason; their siblings can."""
-        return self._dispatcher.catalogue.refused()
+        return self._dispatcher.connection.catalogue.refused()
 
     def near(self, name: str, user: str | None = None) -> list[str]:
         """Return names of tools that look like a wrong one: of those that a user may see, or of all for None."""
-        return self._dispatcher.catalogue.near(name, user)
+        return self._dispatcher.connection.catalogue.near(name, user)
 
     @turning
     async def wait_for_tool(self, name: str, timeout: float = 10.0) -> Tool:

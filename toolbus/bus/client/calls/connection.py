@@ -306,10 +306,10 @@ def inquire(call: Call, error: ErrorInfo, connection: BusConnection) -> None:
         connection.broker.requests.cancel(call.request, call.queue, call.entry, on_fate, waited=call.waited_in_all, why=error.type)
 
 
-def unfinished_of(call: Call, error: ErrorInfo, connection: BusConnection | None) -> ErrorInfo:
+def unfinished_of(call: Call, error: ErrorInfo, connection: BusConnection) -> ErrorInfo:
     """Return the error of a call whose time was up while a worker had it."""
     timeout = 0.0 if call.request is None else call.request.timeout
-    return unfinished(error, _service(call), timeout, call.queued_ms, available=connection is None or _is_served(call, connection))
+    return unfinished(error, _service(call), timeout, call.queued_ms, available=_is_served(call, connection))
 
 
 def _service(call: Call) -> str:

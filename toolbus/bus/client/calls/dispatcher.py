@@ -104,25 +104,20 @@ class Dispatcher:
         return connection
 
     @property
-    def catalogue(self) -> Catalogue:
-        """The tools of the last connection, also after its close.
+    def connection(self) -> BusConnection:
+        """The last connection, also after its close.
 
         Raises:
             ConfigurationError: the bus was never opened.
         """
         if self._connection is None:
             raise ConfigurationError(_NOT_OPEN)
-        return self._connection.catalogue
+        return self._connection
 
     @property
     def in_flight(self) -> int:
         """The number of calls that are published and have not ended."""
         return len(self._calls)
-
-    @property
-    def waiting(self) -> int:
-        """The number of calls that wait for a worker."""
-        return len(self._waiting)
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -176,7 +171,7 @@ class Dispatcher:
         Returns:
             An error when the bus or the session of ``options`` was closed first.
         """
-        return await self._waiting.until_callable(find, options, self.catalogue, limit)
+        return await self._waiting.until_callable(find, options, self.connection.catalogue, limit)
 
     # -- CallHost ---------------------------------------------------------------------------------
 
@@ -192,34 +187,32 @@ class Dispatcher:
         if call.grant is not None:
             # Whoever made the call may change its arguments meanwhile.
             call.grant.prepared = None
-        return self._waiting.publish(call, self._publish, self.catalogue, self.patience(call.options))
+        return self._waiting.publish(call, self._publish, self.connection.catalogue, self.patience(call.options))
 
     def withdraw(self, call: Call, why: str) -> None:
         """Tell the broker that the caller no longer waits for the call, and the type of the error that it has instead."""
         call.withdrawn = why
-        if self._connection is None or (call.lasting and why == "cancelled"):
+        if call.lasting and why == "cancelled":
             return
+        connection = self.connection
         if call in self._waiting:
             # When it has ended: until then it would be published.
-            self._connection.loop.call_soon(self._connection.catalogue.wake)
+            connection.loop.call_soon(connection.catalogue.wake)
         # Also while the bus closes: what had no entry yet has one only now.
         if call.entry and call.request is not None:
-            self._connection.broker.requests.cancel(call.request, call.queue, call.entry, waited=call.waited_in_all, why=why)
+            connection.broker.requests.cancel(call.request, call.queue, call.entry, waited=call.waited_in_all, why=why)
 
     def inquire(self, call: Call, error: ErrorInfo) -> None:
         """End a call when it is known whether a worker took it, and after a moment in any case."""
-        if self._connection is not None:
-            inquire(call, error, self._connection)
+        inquire(call, error, self.connection)
 
     def unfinished(self, call: Call, error: ErrorInfo) -> ErrorInfo:
         """Return the error of a call whose time was up while a worker had it."""
-        return unfinished_of(call, error, self._connection)
+        return unfinished_of(call, error, self.connection)
 
     def held_up(self, call: Call) -> str:
         """Return why a call is not published yet, as the end of a message; empty when nothing is known to hold it up."""
-        if self._connection is None or call.request is None:
-            return ""
-        why = self._connection.broker.held_up(once=call.request.effect == "once")
+        why = "" if call.request is None else self.connection.broker.held_up(once=call.request.effect == "once")
         return why and f"; it waits to be published: {why}"
 
     def forget(self, call: Call) -> None:
@@ -237,13 +230,12 @@ class Dispatcher:
 
     def watch_gap(self, call: Call, missing: tuple[str, int]) -> None:
         """Let the call check later whether a frame is still missing."""
-        if self._connection is not None:
-            self._connection.timers.watch_gap(call, missing)
+        self.connection.timers.watch_gap(call, missing)
 
     def rearm(self, call: Call, now: float) -> None:
         """Move the call's timers after its deadline changed, or a pause began or ended."""
-        if call.id in self._calls and self._connection is not None:
-            self._connection.timers.rearm(call, now)
+        if call.id in self._calls:
+            self.connection.timers.rearm(call, now)
 
     # -- publishing -------------------------------------------------------------------------------
 
@@ -387,11 +379,10 @@ class Dispatcher:
     def on_failed(self, error: ToolbusError) -> None:
         """End what runs, and refuse new calls until the bus is closed and another one opened: nothing arrives any more."""
         failure = ErrorInfo("unavailable", "bus_failed", f"this bus can't go on; close it and open another one: {error}")
-        if self._connection is not None:
-            self._connection.failure = failure
+        connection = self.connection
+        connection.failure = failure
         for call in list(self._calls.values()):
             call.give_up(failure)
         for waiting in self._waiting:
             waiting.complete_with(failure)
-        if self._connection is not None:
-            self._connection.catalogue.wake()
+        connection.catalogue.wake()

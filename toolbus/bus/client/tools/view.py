@@ -123,19 +123,15 @@ class ToolView(Mapping[str, Tool]):
 
     def by_wire_name(self, name: str) -> Tool | None:
         """Return the tool that a model means: by the name in its definition, or by its own."""
-        return self._accepted(self._catalogue.tools.get(self._own(name)))
+        own = (self._definitions.named(name) or name) if is_replaced(name) else name
+        tool = self._catalogue.tools.get(own)
+        return tool if tool is not None and self._accepts(tool) else None
 
     def former(self, name: str) -> Tool | None:
         """Return the tool that a model means and that is gone, as it was."""
-        found = self._catalogue.former.get(self._own(name))
-        return None if found is None else self._accepted(found[0])
-
-    def _own(self, name: str) -> str:
-        """Return the own name of the tool that a model means."""
-        return (self._definitions.named(name) or name) if is_replaced(name) else name
-
-    def _accepted(self, tool: Tool | None) -> Tool | None:
-        return tool if tool is not None and self._accepts(tool) else None
+        own = (self._definitions.named(name) or name) if is_replaced(name) else name
+        found = self._catalogue.former.get(own)
+        return found[0] if found is not None and self._accepts(found[0]) else None
 
     def subscribe(self) -> Subscription:
         """Return a subscription to changes of the whole catalogue from now on; ``changes`` is the usual way to read them."""
