@@ -13,7 +13,7 @@ from toolbus.bus.client.calls.call import Call, CallTarget
 from toolbus.bus.client.calls.dispatcher import Dispatcher
 from toolbus.bus.client.calls.middleware import MiddlewareRunner
 from toolbus.bus.client.confirmations import Confirmer, PendingConfirmations
-from toolbus.bus.client.executor.context import RULES, BusState
+from toolbus.bus.client.executor.context import RULES, BusState, ExecutorOptions
 from toolbus.bus.client.executor.observers import ATTACHMENTS, LIMIT, EventBus
 from toolbus.bus.client.refusing import raised, turning
 from toolbus.bus.client.tools.tool import Tool
@@ -157,18 +157,8 @@ class BusView:
         # Agents without a model make none.
         from toolbus.bus.client.executor.executor import ToolExecutor  # noqa: PLC0415
 
-        return ToolExecutor(
-            self._state,
-            tools=tools,
-            options=merged(self._defaults, options, RULES),
-            output_limit=output_limit,
-            attachment_limit=attachment_limit,
-            confirmer=confirmer,
-            confirm_timeout=confirm_timeout,
-            confirm_anywhere=confirm_anywhere,
-            sequential=sequential,
-            model=model,
-        )
+        said = ExecutorOptions(tools, output_limit, attachment_limit, confirmer, confirm_timeout, confirm_anywhere, sequential, model)
+        return ToolExecutor(self._state, said, merged(self._defaults, options, RULES))
 
     @turning
     async def process_tool_calls(self, message: object, *, concurrent: bool = True, **options: Unpack[CallOptions]) -> list[dict[str, Any]]:

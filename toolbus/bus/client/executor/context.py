@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from weakref import WeakValueDictionary
 
 from toolbus.bus.client.calls.call import Call, CallTarget
@@ -68,14 +68,7 @@ class BusState:
         return self.dispatcher.opened().broker.steps
 
     def order(self, user: str, session: str) -> CallOrder:
-        """Return the order of the calls in a session; without a session, a new one."""
-        return self._order(user, session) if session else CallOrder()
-
-    def order_of_user(self, user: str) -> CallOrder:
-        """Return the order of a user's calls without a session to services that have one state for all of them."""
-        return self._order(user, "")
-
-    def _order(self, user: str, session: str) -> CallOrder:
+        """Return the order of the calls in a session; without one, of a user's calls to services that have one state for all of them."""
         found = self._orders.get((user, session))
         if found is None:
             found = self._orders[user, session] = CallOrder()
@@ -98,7 +91,22 @@ RULES: Mapping[str, rules.Rule] = {
     "sequential": rules.TEXTS,
     "model": rules.TEXT,
 }
-_USUAL = (None, LIMIT, ATTACHMENTS, None, CONFIRM_TIMEOUT, None, (), "")
+
+
+class ExecutorOptions(NamedTuple):
+    """The options of ``bus.executor(…)`` beside those of its calls."""
+
+    tools: ToolView | None = None
+    output_limit: int = LIMIT
+    attachment_limit: int = ATTACHMENTS
+    confirmer: Confirmer | None = None
+    confirm_timeout: float = CONFIRM_TIMEOUT
+    confirm_anywhere: bool | None = None
+    sequential: Collection[str] = ()
+    model: str = ""
+
+
+_USUAL = ExecutorOptions()
 
 
 class ExecutorContext:
@@ -116,44 +124,25 @@ class ExecutorContext:
         ConfigurationError: an option is wrong.
     """
 
-    def __init__(
-        self,
-        state: BusState,
-        *,
-        tools: ToolView | None = None,
-        options: Mapping[str, Any] | None = None,
-        output_limit: int = LIMIT,
-        attachment_limit: int = ATTACHMENTS,
-        confirmer: Confirmer | None = None,
-        confirm_timeout: float = CONFIRM_TIMEOUT,
-        confirm_anywhere: bool | None = None,
-        sequential: Collection[str] = (),
-        model: str = "",
-    ) -> None:
-        said = (tools, output_limit, attachment_limit, confirmer, confirm_timeout, confirm_anywhere, sequential, model)
+    def __init__(self, state: BusState, said: ExecutorOptions, options: Mapping[str, Any]) -> None:
         if said != _USUAL:
-            rules.check(dict(zip(RULES, said, strict=True)), RULES, "the executor")
+            rules.check(said._asdict(), RULES, "the executor")
         self._state = state
-        self._tools = tools
         self._seen: tuple[ToolView, ToolView] | None = None
-        self._options = options or {}
+        self._options = options
+        self._tools, self.output_limit, self.attachment_limit, self.confirmer, self.confirm_timeout, anywhere, sequential, self.model = said
         self._sequential = frozenset(rules.names(sequential))
-        self.output_limit = output_limit
-        self.attachment_limit = attachment_limit
-        self.confirmer = confirmer
-        self.confirm_timeout = confirm_timeout
-        self.confirm_anywhere = confirmer is None if confirm_anywhere is None else confirm_anywhere
-        self.model = model
+        self.confirm_anywhere = self.confirmer is None if anywhere is None else anywhere
         self.memories = state.memories
         self.events = state.events
         self.confirmations = state.confirmations
         self.user: str = self._options.get("user", "")
         self.session: str = self._options.get("session", "")
         # Executors of one session have one order, also those that live for one turn.
-        self._calls = state.order(self.user, self.session)
+        self._calls = state.order(self.user, self.session) if self.session else CallOrder()
         # A sticky service has one state for all calls of a user without a session.
-        self._calls_of_user = self._calls if self.session or not self.user else state.order_of_user(self.user)
-        self.waits = bool(self._options.get("wait")) and tools is None
+        self._calls_of_user = self._calls if self.session or not self.user else state.order(self.user, "")
+        self.waits = bool(self._options.get("wait")) and self._tools is None
 
     @property
     def tools(self) -> ToolView:
