@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -34,26 +34,8 @@ def effect_flaw(effect: object) -> str:
 _KEYS = ("group", "state", "applicable-states")
 
 
-class Filters(NamedTuple):
-    """The filters of a tool's document.
-
-    Attributes:
-        keys: the keys of the document that are filters.
-        fields: the tool's ``groups``, when it has a ``group``.
-        states: what belongs into the tool's extensions.
-    """
-
-    keys: frozenset[str]
-    fields: dict[str, Any]
-    states: dict[str, Any]
-
-    def extended(self, extensions: Any) -> Any:
-        """Return a tool's extensions with its states; what is no object is left for its own check."""
-        return {**extensions, **self.states} if self.states and isinstance(extensions, Mapping) else extensions
-
-
-def filters_of(tool: str, document: Mapping[str, Any], params: Collection[str]) -> Filters:
-    """Return the filters in a tool's document.
+def filters_of(tool: str, document: Mapping[str, Any], params: Collection[str]) -> dict[str, Any]:
+    """Return the filters in a tool's document by their keys: the ``group`` and the states of TrustGraph.
 
     Args:
         tool: the tool's name, for messages.
@@ -72,8 +54,7 @@ def filters_of(tool: str, document: Mapping[str, Any], params: Collection[str]) 
         value = found.get(key, [])
         if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
             raise DescriptorError(f"the key {key!r} of tool {tool!r} must be a list of strings", path=f"$.{key}")
-    fields = {"groups": list(found["group"])} if "group" in found else {}
-    return Filters(frozenset(found), fields, {key: value for key, value in found.items() if key != "group"})
+    return found
 
 
 T = TypeVar("T")
@@ -234,20 +215,9 @@ def parse_service(document: object) -> ServiceDescriptor:
         if key not in known:
             raise DescriptorError(f"unknown key {key!r} of service {fields.get('id')!r}", path=f"$.{key}")
     params = [{"name": param} if isinstance(param, str) else param for param in _list(fields.get("config-params", []), "$.config-params")]
-    service = _convert(
-        {
-            "id": fields.get("id"),
-            "request-queue": fields.get("request-queue") or "",
-            "response-queue": fields.get("response-queue") or "",
-            "config-params": params,
-            "description": fields.get("description", ""),
-            "scale-to-zero": fields.get("scale_to_zero", False),
-            "queue-limit": fields.get("queue_limit", 0),
-            "sticky-sessions": fields.get("sticky_sessions", False),
-        },
-        ServiceDescriptor,
-    )
-    return check_service(service)
+    queues = {key: fields.get(key) or "" for key in ("request-queue", "response-queue")}
+    said = {key.replace("_", "-"): value for key, value in fields.items()}
+    return check_service(_convert({"id": None, **said, **queues, "config-params": params}, ServiceDescriptor))
 
 
 def check_service(service: ServiceDescriptor) -> ServiceDescriptor:
@@ -303,17 +273,22 @@ def parse_tool(document: object, service: ServiceDescriptor | None) -> ToolDescr
     _check_effect(str(name), fields.get("effect", ""))
     arguments = _parse_arguments(str(name), fields["arguments"]) if "arguments" in fields else None
     filters = filters_of(str(name), fields, [param.name for param in service.config_params] if service else ())
-    optional: dict[str, Any] = {key: fields[key] for key in _OPTIONAL_KEYS if key in fields} | filters.fields
+    optional: dict[str, Any] = {key: fields[key] for key in _OPTIONAL_KEYS if key in fields}
+    states, extensions = dict(filters), fields.get("x-toolbus", {})
+    if "group" in states:
+        optional["groups"] = list(states.pop("group"))
+    if states and isinstance(extensions, Mapping):
+        extensions = {**extensions, **states}
     tool = _convert(
         {
             **optional,
             "name": name,
             "description": fields["description"],
             "service": fields["service"],
-            "config": {key: value for key, value in fields.items() if key not in RESERVED_KEYS and key not in filters.keys},
+            "config": {key: value for key, value in fields.items() if key not in RESERVED_KEYS and key not in filters},
             "arguments": arguments,
             "parameters": fields.get("parameters"),
-            "extensions": filters.extended(fields.get("x-toolbus", {})),
+            "extensions": extensions,
         },
         ToolDescriptor,
     )
@@ -350,13 +325,9 @@ def check_types(tool: ToolDescriptor) -> ToolDescriptor:
         DescriptorError: a field is wrong; ``path`` names it.
     """
     try:
-        published = msgspec.json.decode(msgspec.json.encode(tool))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise DescriptorError(f"tool {tool.name!r} can't be published: {error}") from None
-    try:
-        _convert(published, ToolDescriptor)
-    except DescriptorError as error:
-        raise DescriptorError(f"tool {tool.name!r} can't be published: {error}", path=error.path) from None
+        _convert(msgspec.json.decode(msgspec.json.encode(tool)), ToolDescriptor)
+    except (DescriptorError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise DescriptorError(f"tool {tool.name!r} can't be published: {error}", path=getattr(error, "path", "$")) from None
     return tool
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TypedDict
 
 from toolbus.bus.values import rules
@@ -50,7 +51,6 @@ class CallOptions(ServiceCallOptions, total=False):
 
 _MOST_INITIAL = 65_536
 _SECONDS = rules.number("a finite number of seconds above 0", above=0, most=sys.float_info.max)
-_CHARACTERS = rules.whole("a number of characters")
 _TEXTS_BY_NAME = rules.Rule("a mapping from texts to texts", rules.MAPPING.holds)
 _RESERVED = frozenset({"priority"})
 
@@ -85,14 +85,12 @@ def merged(defaults: Mapping[str, Any], given: Mapping[str, Any], others: Iterab
     return {**present, "user": ""} if given.get("user", "") is None else present
 
 
-def text(value: Any, name: str) -> str:
-    """Return the option ``name`` as a text.
-
-    Raises:
-        ConfigurationError: it is none.
-    """
-    found: str = rules.checked(value, name, rules.TEXT)
-    return found
+text: Callable[[Any, str], str] = partial(rules.checked, rule=rules.TEXT)
+"""Return an option, which has this name, as a text, or raise ``ConfigurationError``."""
+mapping: Callable[[Any, str], Mapping[str, Any]] = partial(rules.checked, rule=rules.MAPPING)
+"""Return an option as a mapping, or raise ``ConfigurationError``."""
+characters: Callable[[Any, str], int] = partial(rules.checked, rule=rules.whole("a number of characters"))
+"""Return an option as a number of characters, or raise ``ConfigurationError``."""
 
 
 def session_id(value: Any) -> str:
@@ -119,16 +117,6 @@ def texts(value: Any, name: str) -> Mapping[str, str]:
     return found
 
 
-def mapping(value: Any, name: str) -> Mapping[str, Any]:
-    """Return the option ``name`` as a mapping.
-
-    Raises:
-        ConfigurationError: it is none.
-    """
-    found: Mapping[str, Any] = rules.checked(value, name, rules.MAPPING)
-    return found
-
-
 def seconds(value: Any, name: str) -> float:
     """Return the option ``name`` as a number of seconds.
 
@@ -136,16 +124,6 @@ def seconds(value: Any, name: str) -> float:
         ConfigurationError: it is not a finite number of seconds above 0.
     """
     return float(rules.checked(value, name, _SECONDS))
-
-
-def characters(value: Any, name: str) -> int:
-    """Return the option ``name`` as a number of characters.
-
-    Raises:
-        ConfigurationError: it is no whole number, or below 0.
-    """
-    found: int = rules.checked(value, name, _CHARACTERS)
-    return found
 
 
 def _patience(value: Any, name: str) -> float:
