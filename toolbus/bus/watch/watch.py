@@ -15,7 +15,7 @@ import msgspec
 
 from toolbus.bus.broker.admin import Admin, KnownServices
 from toolbus.bus.broker.lease.dead_letters import DeadLetter
-from toolbus.bus.broker.statistics.answers import InstanceAnswer, LastError, RunningCall, ToolStatistics, added, quantile
+from toolbus.bus.broker.statistics.answers import InstanceAnswer, RunningCall, ToolStatistics, added, quantile
 from toolbus.bus.broker.statistics.asking import Statistics, merged
 from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.broker.transport.command import ReplyError
@@ -53,11 +53,6 @@ class Rates(msgspec.Struct, frozen=True):
     failures_per_s: float = 0.0
     p50_ms: float | None = None
     p99_ms: float | None = None
-
-
-def counted(answers: Iterable[InstanceAnswer]) -> dict[Source, ToolStatistics]:
-    """Return the counts of each tool at each worker."""
-    return {(each.instance, tool.service, tool.tool): tool for each in answers for tool in each.tools}
 
 
 def ended(tool: ToolStatistics) -> Ended:
@@ -110,12 +105,6 @@ def rates(recent: Ended, everything: Ended, window: float) -> Rates:
     return Rates(calls_per_s, failures_per_s, quantile(buckets, 0.5), quantile(buckets, 0.99))
 
 
-def newest_error(tools: Iterable[ToolStatistics]) -> LastError | None:
-    """Return the newest of the last failures."""
-    errors = [tool.last_error for tool in tools if tool.last_error is not None]
-    return max(errors, key=lambda error: error.at, default=None)
-
-
 G = TypeVar("G", str, tuple[str, str])
 
 
@@ -157,7 +146,8 @@ class Activity:
 
     def take_in(self, answers: Mapping[str, InstanceAnswer], now: float | None = None) -> None:
         """Take in the present answers, by instance."""
-        sample = _Sample(time.monotonic() if now is None else now, frozenset(answers), counted(answers.values()))
+        tools = {(each.instance, tool.service, tool.tool): tool for each in answers.values() for tool in each.tools}
+        sample = _Sample(time.monotonic() if now is None else now, frozenset(answers), tools)
         samples = self._samples
         if samples and samples[-1].instances != sample.instances:
             self._quiet.clear()
@@ -175,7 +165,7 @@ class Activity:
             # A worker that was silent, and began before the window, would look as if it had done everything just now.
             if instance not in before and answer.uptime <= self.window:
                 before[instance] = {}
-        self._group(sample.tools, since(sample.tools, before) if earlier else {})
+        self._group(tools, since(tools, before) if earlier else {})
 
     def service(self, service: str) -> Speed:
         """Return the speed of a service."""
@@ -302,7 +292,7 @@ def _tool(service: str, name: str, counts: list[ToolStatistics], activity: Activ
         refused=sum(sum(each.refused.values()) for each in counts),
         mean_ms=round(sum(each.total_ms for each in counts) / timed, 3) if timed else None,
         **msgspec.structs.asdict(speed),
-        last_error=newest_error(counts),
+        last_error=max(filter(None, (each.last_error for each in counts)), key=lambda error: error.at, default=None),
     )
 
 
