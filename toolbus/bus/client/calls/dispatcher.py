@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import AgentListener
 from toolbus.bus.client.calls.call import Call, CallTarget
@@ -298,13 +296,16 @@ class Dispatcher:
         if telemetry.active():
             call.span = telemetry.start_call_span(tool=call.target.tool, service=found.service, id=call.id, agent=agent)
             traceparent = "" if call.span is None else call.span.traceparent
-        request = Request(
+        user, session = options.get("user", ""), options.get("session", "")
+        # Its calls are for a state that a worker holds.
+        held = found.sticky and bool(user or session)
+        return Request(
             call.id,
             agent,
             found.service,
             call.target.tool,
-            options.get("user", ""),
-            options.get("session", ""),
+            user,
+            session,
             found.config,  # type: ignore[arg-type] # any mapping encodes as an object
             call.arguments or {},
             timeout,
@@ -315,17 +316,12 @@ class Dispatcher:
             key,
             options.get("metadata", {}),
             traceparent,
+            shared=bool(key),
+            confirmed="" if call.grant is None else call.grant.digest,
+            ordered=held and found.ordered and not self.nested,
+            state=self._used.state(user, session, found.queue) if held else "",
+            initial=options.get("initial"),
         )
-        if key:
-            request = msgspec.structs.replace(request, shared=True)
-        if found.sticky and (request.user or request.session):
-            state = self._used.state(request.user, request.session, found.queue)
-            request = msgspec.structs.replace(request, ordered=found.ordered and not self.nested, state=state)
-        if "initial" in options:
-            request = msgspec.structs.replace(request, initial=options["initial"])
-        if call.grant is not None and (digest := call.grant.digest):
-            request = msgspec.structs.replace(request, confirmed=digest)
-        return request
 
     def _send(self, call: Call, request: Request, found: Resolution, connection: BusConnection) -> ErrorInfo | None:
         now = time.monotonic()
