@@ -109,7 +109,7 @@ def told(body: dict[str, Any]) -> list[tuple[str, str]]:
 async def until_recorded(given: Setting, count: int) -> None:
     """Wait until a conversation has so many records."""
     async with ToolBus(settings=given.place.settings) as bus:
-        kept = bus.executor(model="m").conversations
+        kept = bus.executor(model="m").state.steps.conversations
 
         async def recorded() -> bool:
             return len(await kept.read("", "c")) >= count

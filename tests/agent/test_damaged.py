@@ -47,7 +47,7 @@ async def test_damaged_conversations_end_in_one_error(place: Place) -> None:
     """Every hostile value in every field is passed over or one error that says what to do, and the conversation can be deleted."""
     async with setting(place, lambda body: says("yes")) as given, given.agent() as agent:
         await agent.ask("first")
-        kept, damage = agent._executor.conversations, Damage(place)
+        kept, damage = agent._executor.state.steps.conversations, Damage(place)
         key = damage.key()
         good = damage.redis.hgetall(key)
         said: set[str] = set()

@@ -69,7 +69,7 @@ async def test_resume_returns_what_is_left_or_the_latest_answer(place: Place) ->
     async with setting(place, [broken, says("done")]) as given:
         async with given.agent() as agent:
             assert await agent.resume() is None
-            assert await agent._executor.conversations.newest(10) == []
+            assert await agent._executor.state.steps.conversations.newest(10) == []
             with pytest.raises(EndpointError):
                 await agent.ask("go")
         async with given.agent() as agent:
@@ -160,7 +160,7 @@ async def test_who_lost_a_conversation_writes_nothing(place: Place) -> None:
     """A conversation that is deleted while it is continued ends the question with an error, and nothing of it comes back."""
     async with setting(place, [calls(("story", {"name": "s"})), says("new")]) as given:
         async with given.agent() as agent, ToolBus(settings=given.place.settings) as bus:
-            kept = bus.executor(model="m").conversations
+            kept = bus.executor(model="m").state.steps.conversations
             asking = asyncio.ensure_future(agent.ask("tell"))
             await given.tools.running.wait()
             with pytest.raises(ConversationBusy):
@@ -221,7 +221,7 @@ async def test_a_large_result_is_kept_as_its_text(place: Place, monkeypatch: pyt
         async with given.agent() as agent:
             await agent.ask("go")
         async with ToolBus(settings=place.settings) as bus:
-            found = await bus.executor(model="m").conversations.read("", "c")
+            found = await bus.executor(model="m").state.steps.conversations.read("", "c")
         results = json.loads(found[2].document)["results"]
         assert [each["data"] for each in results.values()] == [None]
         assert given.model.bodies[1]["messages"][-1]["content"].startswith('{"text":"xxx')
@@ -252,7 +252,7 @@ async def test_any_text_is_an_id(place: Place, name: str) -> None:
         async with given.agent(name) as agent:
             await agent.ask("first")
         async with ToolBus(settings=place.settings) as bus:
-            kept = bus.executor(model="m").conversations
+            kept = bus.executor(model="m").state.steps.conversations
             (found,) = await kept.newest(10)
             assert (found.user, found.id, found.records, found.held) == ("", name, 2, False)
             assert found.expires_at - found.used_at == pytest.approx(604_800, abs=60)
@@ -267,7 +267,7 @@ async def test_an_impossible_id_is_refused(place: Place, name: Any) -> None:
             async with given.agent(name):
                 pass
         async with ToolBus(settings=place.settings) as bus:
-            kept = bus.executor(model="m").conversations
+            kept = bus.executor(model="m").state.steps.conversations
             with pytest.raises(ConfigurationError, match="id of a conversation"):
                 HeldConversation(kept, "", name)
 
@@ -313,7 +313,7 @@ async def test_a_call_that_still_runs_is_joined(place: Place) -> None:
 
 def vanish(agent: Agent) -> None:
     """Make an agent one whose process is stopped: it renews nothing, and its connection takes nothing more to the server."""
-    broker = agent._executor._state.dispatcher.opened().broker
+    broker = agent._executor.state.dispatcher.opened().broker
     broker.steps.links.writing.run = lambda *_, **__: None  # type: ignore[method-assign,union-attr]
     broker.steps.links.writing.send = lambda *_, **__: None  # type: ignore[method-assign,union-attr]
 

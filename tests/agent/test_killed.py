@@ -108,7 +108,7 @@ class Task:
     async def outcome(self, bus: ToolBus, conversation: str) -> list[Any]:
         """Everything that the task came to, beside its answer: the messages of its conversation."""
         found: list[Any] = []
-        for stored in await bus.executor(model="m").conversations.read("", conversation):
+        for stored in await bus.executor(model="m").state.steps.conversations.read("", conversation):
             record = json.loads(stored.document.replace(conversation.encode(), b"X"))
             if record["type"] != "result":
                 found.append(record.get("messages") or record.get("message") or record.get("text"))
@@ -218,11 +218,11 @@ async def test_a_process_that_was_paused_writes_nothing(
             await asyncio.sleep(0)
             gate.set()
             assert (await finishing).text == "all done"
-            before = await bus.executor(model="m").conversations.read("", "c")
+            before = await bus.executor(model="m").state.steps.conversations.read("", "c")
             paused.send_signal(signal.SIGCONT)
             _, errors = await asyncio.to_thread(paused.communicate, 60)
         finally:
             paused.kill()
         assert (paused.returncode, "ConversationError: the conversation 'c' is not this process's any more" in errors) == (1, True), errors
-        assert await bus.executor(model="m").conversations.read("", "c") == before
+        assert await bus.executor(model="m").state.steps.conversations.read("", "c") == before
         assert set(tools.ran.values()) == {1}

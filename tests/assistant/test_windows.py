@@ -19,7 +19,7 @@ async def test_chats_are_listed_with_their_messenger(place: Place, monkeypatch: 
     async with chatting(place, monkeypatch, lambda body: says("hi")) as chats:
         await chats.say("hello", "a")
         await chats.say("hello", "b", user="bob")
-        async with HeldConversation(chats.bus.executor(model="m").conversations, "", "create_0123abcd"):
+        async with HeldConversation(chats.bus.executor(model="m").state.steps.conversations, "", "create_0123abcd"):
             pass
         await chats.bus.chats.tell(Messenger("m1", connected=True, windows=("a",)), 60)
         found = await chats.bus.chats.windows(100)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 def shared(bus: ToolBus) -> SessionResults:
     """Return the results that a bus shares with others."""
-    return bus.executor().shared_results
+    return bus.executor().state.steps.results
 
 
 async def test_the_latest_results_are_kept(place: Place) -> None:

@@ -186,7 +186,7 @@ class Agent:
     @asynccontextmanager
     async def _kept(self) -> AsyncIterator[KeptHistory]:
         """Hold the kept conversation: no other process writes it meanwhile."""
-        conversations = self._executor.conversations if self._conversations is None else self._conversations
+        conversations = self._executor.state.steps.conversations if self._conversations is None else self._conversations
         async with HeldConversation(conversations, self._executor.user, self._conversation or "") as held:
             # The calls of a turn that was given up are answered as those of any other.
             history = KeptHistory(held, self._system, lambda calls, results: _named(self._everywhere.answered(calls, results)))

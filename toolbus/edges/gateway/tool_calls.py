@@ -111,7 +111,7 @@ async def recall(executor: ToolExecutor, calls: Sequence[ModelCall]) -> None:
     """
     if not executor.session or not any(map(_refers, calls)):
         return
-    for found in await executor.shared_results.read(executor.user, executor.session):
+    for found in await executor.state.steps.results.read(executor.user, executor.session):
         try:
             shared = document(found, _decoder)
         except EnvelopeError as error:
@@ -130,7 +130,7 @@ async def share(executor: ToolExecutor, calls: Sequence[ModelCall], results: Seq
         name = call.name if tool is None else tool.name
         if name:
             made.append(_encoded(call.id, name, result))
-    await executor.shared_results.keep(executor.user, executor.session, made)
+    await executor.state.steps.results.keep(executor.user, executor.session, made)
 
 
 def _refers(call: ModelCall) -> bool:

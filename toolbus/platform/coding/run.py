@@ -164,7 +164,7 @@ class TaskRuns:
                     system=system(options),
                     max_turns=options.requests,
                     max_seconds=options.seconds,
-                    conversations=self._bus.executor().conversations,
+                    conversations=self._bus.executor().state.steps.conversations,
                     conversation=f"{CONVERSATIONS}{creation.id}/{born}",
                 )
                 told = _Told(job)

@@ -22,8 +22,6 @@ from toolbus.bus.values.results import ErrorInfo, ToolResult
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.agent import AgentSteps
-    from toolbus.bus.broker.held.conversations import Conversations
-    from toolbus.bus.broker.held.tasks import SessionResults
 
 
 class MakeCall(Protocol):
@@ -113,6 +111,7 @@ class ExecutorContext:
     """The tools, options, observers and earlier results of an executor.
 
     Attributes:
+        state: what the bus and its executors share.
         output_limit: most characters of an observation, for tools that set no limit of their own.
         attachment_limit: most bytes of images and files that a model is shown of one turn; 0 for none.
         confirmer: asks for the confirmation of tools that declare ``confirm``.
@@ -127,7 +126,7 @@ class ExecutorContext:
     def __init__(self, state: BusState, said: ExecutorOptions, options: Mapping[str, Any]) -> None:
         if said != _USUAL:
             rules.check(said._asdict(), RULES, "the executor")
-        self._state = state
+        self.state = state
         self._seen: tuple[ToolView, ToolView] | None = None
         self._options = options
         self._tools, self.output_limit, self.attachment_limit, self.confirmer, self.confirm_timeout, anywhere, sequential, self.model = said
@@ -147,7 +146,7 @@ class ExecutorContext:
     @property
     def tools(self) -> ToolView:
         """The tools that may be called; others do not exist for the model."""
-        given = self._state.dispatcher.opened().tools if self._tools is None else self._tools
+        given = self.state.dispatcher.opened().tools if self._tools is None else self._tools
         if self._seen is None or self._seen[0] is not given:
             self._seen = (given, given.filter(user=self.user))
         return self._seen[1]
@@ -159,12 +158,7 @@ class ExecutorContext:
         Raises:
             ConfigurationError: the bus is not open.
         """
-        return self._state.dispatcher.opened().loop
-
-    @property
-    def most_arguments(self) -> int:
-        """Most bytes of a call's arguments."""
-        return self._state.dispatcher.settings.max_request
+        return self.state.dispatcher.opened().loop
 
     def narrowed(self, tools: ToolView) -> Self:
         """Return the same executor for other tools, with the same observers and earlier results."""
@@ -173,27 +167,9 @@ class ExecutorContext:
         return made
 
     @property
-    def conversations(self) -> Conversations:
-        """The conversations that are kept for agents.
-
-        Raises:
-            ConfigurationError: the bus is not open.
-        """
-        return self._state.steps.conversations
-
-    @property
-    def shared_results(self) -> SessionResults:
-        """The results of sessions' earlier calls that other processes can continue with.
-
-        Raises:
-            ConfigurationError: the bus is not open.
-        """
-        return self._state.steps.results
-
-    @property
     def retention(self) -> float:
         """Seconds for which the answer of a call with an idempotency key can be found again, at least."""
-        return self._state.dispatcher.settings.retention
+        return self.state.dispatcher.settings.retention
 
     def keyed(self, idempotency_key: str) -> Self:
         """Return the same executor, whose calls carry this key with their ids."""
@@ -257,10 +233,10 @@ class ExecutorContext:
             if options.get("timeout") is not None:
                 # The wait until now was a part of it.
                 waited = self.patience() - patience
-                options["timeout"] = max(0.001, self._state.dispatcher.timeout(options, 0.0) - waited)
+                options["timeout"] = max(0.001, self.state.dispatcher.timeout(options, 0.0) - waited)
         if key := options.get("idempotency_key"):
             options = {**options, "idempotency_key": f"{key}/{call}"}
-        made = self._state.make_call(CallTarget(grant.tool.name), arguments, options, streaming=True)
+        made = self.state.make_call(CallTarget(grant.tool.name), arguments, options, streaming=True)
         made.grant = grant
         return made
 
@@ -270,8 +246,8 @@ class ExecutorContext:
         Raises:
             ConfigurationError: the option is wrong.
         """
-        return self._state.dispatcher.patience(self._options)
+        return self.state.dispatcher.patience(self._options)
 
     async def until_callable(self, name: str, patience: float) -> ErrorInfo | None:
         """Wait until the tool that a model means can be called, at most ``patience`` seconds; return an error when it will not be."""
-        return await self._state.dispatcher.until_callable(lambda: self.find(name), self._options, patience)
+        return await self.state.dispatcher.until_callable(lambda: self.find(name), self._options, patience)

@@ -422,7 +422,7 @@ class Turn:
             session=executor.session,
             timeout=executor.confirm_timeout if asked is None else asked.timeout,
             question="" if asked is None else asked.question,
-            limit=executor.most_arguments,
+            limit=executor.state.dispatcher.settings.max_request,
         )
 
     # -- telling ----------------------------------------------------------------------------------
