@@ -99,8 +99,8 @@ MUTANTS = {
         "            self._host.inquire(self, error)",
     ),
     "One end": Mutant("client/calls/assembly.py", "if self.finished or frame.run in self._banned:", "if frame.run in self._banned:"),
-    "A stream is whole": Mutant("client/calls/assembly.py", "if frame.seq > self._next and not _ends_without_them(frame):", "if False:"),
-    "Runs and attempts": Mutant("client/calls/assembly.py", "self._banned.append(self._run)", "pass"),
+    "A stream is whole": Mutant("client/calls/assembly.py", "if frame.seq > self.run.next and not _ends_without_them(frame):", "if False:"),
+    "Runs and attempts": Mutant("client/calls/assembly.py", "self._banned.append(self.run.token)", "pass"),
     "The fence": Mutant(
         f"{_LUA}/finish/finish.lua",
         "if not is_unmoved(generation, counter, ARGV[2], ARGV[3]) then return {generation, counter} end",

@@ -165,7 +165,7 @@ def test_nothing_is_heard_after_the_end() -> None:
 def test_nothing_is_known_before_the_first_frame() -> None:
     """A call that fails unheard has no run, no worker and no output."""
     taken = Assembly()
-    assert (taken.run, taken.worker, taken.attempt, taken.finished, taken.missing) == ("", "", 0, False, None)
+    assert (taken.run.token, taken.worker, taken.attempt, taken.finished, taken.missing) == ("", "", 0, False, None)
     error = ErrorInfo("cancelled")
     assert taken.fail(error) == ToolResult(success=False, error=error)
 

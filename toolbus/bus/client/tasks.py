@@ -81,9 +81,9 @@ def state_of(frames: Iterable[Frame], updated: float) -> TaskState:
     run = ""
     for frame in frames:
         events = assembly.feed(frame)
-        if assembly.run != run:
+        if assembly.run.token != run:
             # What an earlier run asked is withdrawn.
-            run, state.question = assembly.run, None
+            run, state.question = assembly.run.token, None
         for event in events:
             state.hear(event)
     state.attempt = assembly.attempt

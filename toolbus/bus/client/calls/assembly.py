@@ -27,7 +27,33 @@ _MOST_EARLY = 256
 _MOST_EARLY_BYTES = 1_048_576
 
 
-class Assembly:
+class Run(msgspec.Struct, eq=False):
+    """One run of the handler, as far as its frames have come.
+
+    Attributes:
+        token: the run's own; empty before the first frame of a call.
+        next: position of the frame that is taken in next.
+        early: frames that came before others that they should follow, each with its bytes.
+        has_text: whether it has said text.
+        is_again: whether it says again what was delivered: up to the ``offset`` in the part ``compared`` of the text, until now.
+        partial, output, data: pieces of a blob, of the output and of the data.
+    """
+
+    token: str = ""
+    next: int = 0
+    early: dict[int, tuple[Frame, int]] = {}
+    early_bytes: int = 0
+    has_text: bool = False
+    blobs_seen: int = 0
+    is_again: bool = False
+    compared: int = 0
+    offset: int = 0
+    partial: list[bytes] = []
+    output: list[str] = []
+    data: list[str] = []
+
+
+class Assembly(msgspec.Struct, eq=False):
     """The state of one call's response; ``feed`` turns a frame into events.
 
     Attributes:
@@ -35,64 +61,50 @@ class Assembly:
         finished: whether the terminal frame was taken in; later frames are ignored.
         attempt: delivery number of the current run, 0 before the first.
         state: the token of the session's state that the terminal frame has.
-        early_frames: how many frames came before others that they should follow.
+        run: the current run.
     """
 
-    __slots__ = (
-        "_banned", "_blobs", "_blobs_seen", "_compared", "_data", "_early", "_early_bytes", "_epoch", "_is_again", "_joined", "_length",
-        "_next", "_offset", "_output", "_partial", "_run", "_run_text", "attempt", "early_frames", "finished", "state", "text", "worker",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.text: list[str] = []
-        self.finished = False
-        self.attempt = self._epoch = 0
-        self.worker = self.state = ""
-        self._length = self._joined = 0
-        self._run = ""
-        self._next = 0
-        self._early: dict[int, tuple[Frame, int]] = {}
-        self._early_bytes = self.early_frames = 0
-        self._banned: list[str] = []
-        # True while the current run says again what was delivered: up to the offset in the part of the text with this number, until now.
-        self._is_again = False
-        self._compared = self._offset = 0
-        self._run_text = False
-        self._blobs: list[Blob] = []
-        self._blobs_seen = 0
-        self._partial: list[bytes] = []
-        self._output: list[str] = []
-        self._data: list[str] = []
+    text: list[str] = []
+    finished: bool = False
+    attempt: int = 0
+    worker: str = ""
+    state: str = ""
+    run: Run = msgspec.field(default_factory=Run)
+    _epoch: int = 0
+    _length: int = 0
+    _joined: int = 0
+    _blobs: list[Blob] = []
+    _banned: list[str] = []
 
     def feed(self, frame: Frame) -> list[Event]:
         """Take in a frame; returns what the caller may see of it, in order."""
         if self.finished or frame.run in self._banned:
             return []
         events: list[Event] = []
-        if frame.run != self._run:
+        if frame.run != self.run.token:
             if (frame.epoch, frame.attempt) < (self._epoch, self.attempt):
                 return []
             self._begin(frame, events)
-        if frame.seq < self._next or frame.seq in self._early:
+        if frame.seq < self.run.next or frame.seq in self.run.early:
             return events
-        if frame.seq > self._next and not _ends_without_them(frame):
+        if frame.seq > self.run.next and not _ends_without_them(frame):
             return [*events, *self._hold_early(frame)]
         self._advance(frame, events)
-        while self._early and not self.finished and self._next in self._early:
-            early, size = self._early.pop(self._next)
-            self._early_bytes -= size
+        while self.run.early and not self.finished and self.run.next in self.run.early:
+            early, size = self.run.early.pop(self.run.next)
+            self.run.early_bytes -= size
             self._advance(early, events)
         return events
 
     @property
     def missing(self) -> tuple[str, int] | None:
         """The run and position of a frame that is missing while later ones are held back; None when there is none."""
-        return (self._run, self._next) if self._early else None
+        return (self.run.token, self.run.next) if self.run.early else None
 
     def lose(self) -> Finished:
         """End the call since frames are missing; only while there are such."""
-        upto = min(self._early) - 1
-        message = f"frames {self._next} to {upto} of attempt {self.attempt} are missing"
+        upto = min(self.run.early) - 1
+        message = f"frames {self.run.next} to {upto} of attempt {self.attempt} are missing"
         return Finished(self.fail(ErrorInfo("outcome_unknown", "frames_missing", message)))
 
     def fail(self, error: ErrorInfo) -> ToolResult:
@@ -109,34 +121,23 @@ class Assembly:
     # -- runs -------------------------------------------------------------------------------------
 
     def _begin(self, frame: Frame, events: list[Event]) -> None:
-        if self._run:
+        if self.run.token:
             # A replaced run may still write: a paused worker does not know yet.
-            self._banned.append(self._run)
+            self._banned.append(self.run.token)
             del self._banned[:-_MOST_BANNED]
-        self._run = frame.run
         self._epoch, self.attempt = frame.epoch, frame.attempt
-        self._next = 0
-        self._early = {}
-        self._early_bytes = 0
-        self._run_text = False
-        self._blobs_seen = 0
-        self._partial = []
-        self._output = []
-        self._data = []
-        self._is_again = bool(self._length or self._blobs)
-        self._compared = self._offset = 0
+        self.run = Run(frame.run, is_again=bool(self._length or self._blobs))
 
     def _hold_early(self, frame: Frame) -> list[Event]:
         size = len(msgspec.json.encode(frame))
-        self._early[frame.seq] = frame, size
-        self._early_bytes += size
-        self.early_frames += 1
-        if len(self._early) > _MOST_EARLY or self._early_bytes > _MOST_EARLY_BYTES:
+        self.run.early[frame.seq] = frame, size
+        self.run.early_bytes += size
+        if len(self.run.early) > _MOST_EARLY or self.run.early_bytes > _MOST_EARLY_BYTES:
             return [self.lose()]
         return []
 
     def _advance(self, frame: Frame, events: list[Event]) -> None:
-        self._next += 1
+        self.run.next += 1
         if frame.seq == 0:
             if not self.worker:
                 events.append(Started(frame.worker, frame.attempt, frame.queued_ms))
@@ -159,18 +160,18 @@ class Assembly:
                 else:
                     self._take_texts(frame.texts, events)
             case "progress":
-                if frame.progress is not None and not self._is_again:
+                if frame.progress is not None and not self.run.is_again:
                     events.append(frame.progress)
             case "blob":
                 self._take_blob(frame, events)
             case "confirm":
                 self._take_confirm(frame, events)
             case "output":
-                self._output.append(frame.response or "")
+                self.run.output.append(frame.response or "")
             case "data":
-                self._data.append(frame.response or "")
+                self.run.data.append(frame.response or "")
             case "reset":
-                self._is_again, self._blobs_seen, self._run_text = False, 0, False
+                self.run.is_again, self.run.blobs_seen, self.run.has_text = False, 0, False
                 self._reset(events)
 
     def _take_confirm(self, frame: Frame, events: list[Event]) -> None:
@@ -182,25 +183,20 @@ class Assembly:
         else:
             events.append(Answered(frame.confirm.id, frame.confirm.allowed))
 
-    @property
-    def run(self) -> str:
-        """The current run."""
-        return self._run
-
     # -- text and blobs ---------------------------------------------------------------------------
 
     def _take_text(self, text: str, events: list[Event]) -> None:
-        self._run_text = True
-        if self._is_again:
+        self.run.has_text = True
+        if self.run.is_again:
             text = self._compare(text, events)
         self._deliver(text, events)
 
     def _take_texts(self, texts: list[str], events: list[Event]) -> None:
-        if self._is_again:
+        if self.run.is_again:
             for text in texts:
                 self._take_text(text, events)
             return
-        self._run_text = True
+        self.run.has_text = True
         self._add(texts)
         events += map(Text, texts)
 
@@ -219,31 +215,32 @@ class Assembly:
 
     def _compare(self, text: str, events: list[Event]) -> str:
         """Return the part of a text that goes beyond what was delivered; a text that differs is delivered anew."""
-        at = 0
-        while self._compared < len(self.text):
-            part = self.text[self._compared]
-            size = min(len(part) - self._offset, len(text) - at)
-            if not part.startswith(text[at : at + size], self._offset):
+        at, run = 0, self.run
+        while run.compared < len(self.text):
+            part = self.text[run.compared]
+            size = min(len(part) - run.offset, len(text) - at)
+            if not part.startswith(text[at : at + size], run.offset):
                 self._diverge(self._own_text() + text[at:], events)
                 return ""
             at += size
-            self._offset += size
-            if self._offset < len(part):
+            run.offset += size
+            if run.offset < len(part):
                 return ""
-            self._compared += 1
-            self._offset = 0
-        self._is_again = False
+            run.compared += 1
+            run.offset = 0
+        run.is_again = False
         return text[at:]
 
     def _own_text(self) -> str:
         """Return the text of the current run so far, which is equal to what was delivered."""
-        if not self._is_again:
+        run = self.run
+        if not run.is_again:
             return "".join(self.text)
-        return "".join(self.text[: self._compared]) + "".join(self.text[self._compared : self._compared + 1])[: self._offset]
+        return "".join(self.text[: run.compared]) + "".join(self.text[run.compared : run.compared + 1])[: run.offset]
 
     def _diverge(self, text: str, events: list[Event]) -> None:
-        self._is_again = False
-        blobs = self._blobs[: self._blobs_seen]
+        self.run.is_again = False
+        blobs = self._blobs[: self.run.blobs_seen]
         self._reset(events)
         self._deliver(text, events)
         self._blobs = blobs
@@ -252,35 +249,35 @@ class Assembly:
     def _take_blob(self, frame: Frame, events: list[Event]) -> None:
         if frame.blob is None:
             return
-        self._partial.append(frame.blob.data)
+        self.run.partial.append(frame.blob.data)
         if frame.more:
             return
-        blob = Blob(frame.blob.media_type, b"".join(self._partial))
-        self._partial = []
-        if self._blobs_seen < len(self._blobs) and self._blobs[self._blobs_seen] != blob:
+        blob = Blob(frame.blob.media_type, b"".join(self.run.partial))
+        self.run.partial = []
+        if self.run.blobs_seen < len(self._blobs) and self._blobs[self.run.blobs_seen] != blob:
             self._diverge(self._own_text(), events)
-        self._blobs_seen += 1
-        if self._blobs_seen > len(self._blobs):
+        self.run.blobs_seen += 1
+        if self.run.blobs_seen > len(self._blobs):
             self._blobs.append(blob)
             events.append(blob)
 
     # -- the end ----------------------------------------------------------------------------------
 
     def _end(self, frame: Frame, events: list[Event]) -> None:
-        output = "".join(self._output) if self._output else frame.response
+        output = "".join(self.run.output) if self.run.output else frame.response
         error, data = frame.error, frame.data
-        if self._data:
+        if self.run.data:
             try:
-                data = msgspec.json.decode("".join(self._data))
+                data = msgspec.json.decode("".join(self.run.data))
             except DECODE_ERRORS as problem:
                 error = error or ErrorInfo("tool_error", "bad_data", f"the result's data can't be read: {problem}")
-        if not output and not self._run_text and data is not None and error is None:
-            output = "".join(self._data) or text_of(data)
-        if output is not None and not self._run_text:
+        if not output and not self.run.has_text and data is not None and error is None:
+            output = "".join(self.run.data) or text_of(data)
+        if output is not None and not self.run.has_text:
             # A plain value is its own only piece of text.
             self._take_text(output, events)
             output = None
-        short = (self._is_again and self._length) or self._blobs_seen < len(self._blobs)
+        short = (self.run.is_again and self._length) or self.run.blobs_seen < len(self._blobs)
         if short and frame.error is None:
             self._diverge(self._own_text(), events)
         self.finished = True

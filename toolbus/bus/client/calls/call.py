@@ -254,7 +254,7 @@ class Call(msgspec.Struct, eq=False):
         events = assembly.feed(frame)
         if assembly.missing is not None:
             self._note_gap(assembly.missing)
-        if self.pause is not None and self.pause.run != assembly.run:
+        if self.pause is not None and self.pause.run != assembly.run.token:
             # The worker that asked is gone; the run that replaces it asks again.
             self._resume(now)
         for event in events:
@@ -326,7 +326,7 @@ class Call(msgspec.Struct, eq=False):
     def _pause(self, seconds: float, now: float) -> None:
         self._resume(now)
         # The sum of all pauses is bounded, so that a handler that asks again and again does not hold its caller forever.
-        self.pause = Pause(self._assembled().run, now, now + min(seconds, self._host.most_waiting - self.waited))
+        self.pause = Pause(self._assembled().run.token, now, now + min(seconds, self._host.most_waiting - self.waited))
         self._host.rearm(self, now)
 
     def _resume(self, now: float) -> None:
