@@ -105,28 +105,6 @@ class MiddlewareCall(Call, eq=False):
             self._task = self._start(self)
 
 
-class _InnerCalls:
-    """The calls that run for one within middleware.
-
-    Attributes:
-        running: those that have not ended.
-    """
-
-    def __init__(self) -> None:
-        self.running: set[Call] = set()
-        self._waited = 0.0
-
-    def ended(self, call: Call) -> None:
-        """Take note that a call has ended."""
-        self.running.discard(call)
-        self._waited += call.waited_in_all
-
-    @property
-    def waited(self) -> float:
-        """Seconds in which people were asked, for as long as they may be."""
-        return self._waited + max((call.waited_in_all for call in self.running), default=0.0)
-
-
 class MiddlewareRunner:
     """Makes calls that run within middleware, and owns their tasks until they end."""
 
@@ -160,7 +138,7 @@ class MiddlewareRunner:
 
     async def _run(self, outer: MiddlewareCall) -> None:
         ids = iter((outer.id,))
-        inners = _InnerCalls()
+        running: set[Call] = set()
 
         async def innermost(call: ToolCall) -> ToolResult:
             inner = self._dispatcher.make_call(outer.target, call.arguments, outer.options, streaming=outer.streaming)
@@ -170,7 +148,7 @@ class MiddlewareRunner:
             if inner.grant is not None:
                 # Middleware may have changed the arguments in place.
                 inner.grant.prepared = None
-            inners.running.add(inner)
+            running.add(inner)
             try:
                 if not outer.streaming:
                     return await inner.result()
@@ -180,10 +158,11 @@ class MiddlewareRunner:
                             outer.pass_on(event)
                 return await inner.result()
             finally:
-                inners.ended(inner)
+                running.discard(inner)
+                outer.waited += inner.waited_in_all
 
         try:
-            with self._deadline(outer, inners):
+            with self._deadline(outer, running):
                 outer.finish(await chained(self._middleware, innermost)(self._description(outer)))
         except ConfigurationError as error:
             outer.misused(error)
@@ -199,7 +178,7 @@ class MiddlewareRunner:
                 outer.finish(ToolResult.fail(ErrorInfo("cancelled", message="cancelled by the middleware")))
 
     @contextlib.contextmanager
-    def _deadline(self, outer: MiddlewareCall, inner: _InnerCalls) -> Iterator[None]:
+    def _deadline(self, outer: MiddlewareCall, running: set[Call]) -> Iterator[None]:
         """End a call when its time is up, whatever its middleware waits for. The time stands still while a person is asked.
 
         Raises:
@@ -215,12 +194,14 @@ class MiddlewareRunner:
 
         def look() -> None:
             nonlocal slot, expired
-            if time.monotonic() < ends + inner.waited:
-                slot = connection.deadlines.add(ends + inner.waited, key, look)
-            elif inner.running and not expired:
+            # Those that run are counted as if people were asked for as long as they may be.
+            due = ends + outer.waited + max((call.waited_in_all for call in running), default=0.0)
+            if time.monotonic() < due:
+                slot = connection.deadlines.add(due, key, look)
+            elif running and not expired:
                 # Each knows whether its handler may have begun; middleware has a moment to hear of it.
                 expired = True
-                for call in list(inner.running):
+                for call in list(running):
                     call.expire()
                 slot = connection.deadlines.add(time.monotonic() + _EXPIRING, key, look)
             else:
