@@ -138,9 +138,12 @@ class Tasks:
                     # Its answer comes after that of the publication, unless that waits for a server that is surely the master.
                     await self._store.get(user, token)
                     await asyncio.sleep(0 if call.entry or call.done else _POLL)
-                task = Task(token, user, self._record(tool, call))
+                timeout, effect = 0.0 if call.request is None else call.request.timeout, tool.descriptor.effect
+                kept = timeout + self._dispatcher.settings.retention
+                record = TaskRecord(tool.name, tool.service, call.queue, call.id, call.entry, time.time(), timeout, kept, effect)
+                task = Task(token, user, record)
                 if call.entry:
-                    await self._store.put(user, token, task.record)
+                    await self._store.put(user, token, record)
         except BaseException:
             call.cancel()
             raise
@@ -230,12 +233,6 @@ class Tasks:
     @property
     def _store(self) -> TaskStore:
         return self._state.dispatcher.check().broker.steps.tasks
-
-    def _record(self, tool: Tool, call: Call) -> TaskRecord:
-        request = call.request
-        timeout = 0.0 if request is None else request.timeout
-        kept = timeout + self._dispatcher.settings.retention
-        return TaskRecord(tool.name, tool.service, call.queue, call.id, call.entry, time.time(), timeout, kept, tool.descriptor.effect)
 
     def _unanswered(self, task: Task, state: TaskState) -> ToolResult | None:
         """Return the end of a call that no worker will tell of, or None while one may."""

@@ -86,12 +86,8 @@ def exposition(namespace: str, seen: Seen | None, *, up: bool) -> Exposition:
     made.add("toolbus_fault", int(seen is None), {"check": SERVER, "state": "fail", "runbook": SERVER_RUNBOOK})
     for name in _OF_SERVICES:
         made.declare(name)
-    if seen is not None:
-        _add(made, seen)
-    return made
-
-
-def _add(made: Exposition, seen: Seen) -> None:
+    if seen is None:
+        return made
     for check in CHECKS:
         if not check.asks:
             labels = {"check": check.name, "state": check.state, "runbook": check.runbook}
@@ -103,3 +99,4 @@ def _add(made: Exposition, seen: Seen) -> None:
             for state, field in parts:
                 labels = {"messaging_destination_name": service.publication.service.id, "state": state}
                 made.add(name, int(getattr(service, field)), labels)
+    return made

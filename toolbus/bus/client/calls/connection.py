@@ -64,22 +64,21 @@ class CallTimers:
             return
         call.idle_slot = self._deadlines.add(time.monotonic() + left, (call.id, "idle"), lambda: self.watch_idle(call))
 
-    def watch_gap(self, call: Call, missing: tuple[str, int]) -> None:
+    def watch_gap(self, call: Call, missing: tuple[str, int], left: float | None = None) -> None:
         """Let a call check whether a frame is still missing when a dead worker's run would have been replaced by another.
 
-        Only time in which frames could arrive counts: not that of an event loop that stands still, or of a lost connection.
+        Only time in which frames could arrive counts: not that of an event loop that stands still, or of a lost connection. As long as
+        there are seconds ``left`` of it, the call is looked at again.
         """
-        self._watch_gap(call, missing, self._gap)
-
-    def _watch_gap(self, call: Call, missing: tuple[str, int], left: float) -> None:
-        step = min(left, _GAP_STEP)
+        rest = self._gap if left is None else left
+        step = min(rest, _GAP_STEP)
         due = time.monotonic() + step
 
         def look() -> None:
             stood_still = time.monotonic() - due > _GAP_STEP / 2
-            still = left if stood_still or not self._reading() else left - step
+            still = rest if stood_still or not self._reading() else rest - step
             if still > 0:
-                self._watch_gap(call, missing, still)
+                self.watch_gap(call, missing, still)
             else:
                 call.look_for(missing)
 
