@@ -38,7 +38,6 @@ _OF_EXECUTORS = {
     "loop",
     "patience",
     "place",
-    "places",
     "reserve",
     "retention",
     "stream",

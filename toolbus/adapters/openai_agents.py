@@ -118,7 +118,7 @@ class _EarlyPlaces:
         return self._places.pop(context, None)
 
     async def _taken(self) -> Place:
-        return self._executor.place(self._name)
+        return self._executor.place(self._executor.find(self._name))
 
 
 class _Offer:

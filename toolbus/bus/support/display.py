@@ -30,6 +30,9 @@ _LEAST_IMITATED = 3
 _BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 
 
+_UNREADABLE = "there are too many keys, or too long ones, for a person to read"
+
+
 class TooMuch(ValueError):
     """A value can't be shown without leaving out keys."""
 
@@ -201,7 +204,7 @@ class _Writer:
     def _add(self, text: str) -> None:
         self._room -= len(text)
         if self._room < 0:
-            raise TooMuch("there are too many keys, or too long ones, for a person to read")
+            raise TooMuch(_UNREADABLE)
         self._parts.append(text)
 
     def _write(self, value: Any, level: int) -> None:
@@ -214,31 +217,24 @@ class _Writer:
             self._add(_line(value))
         elif level >= layout.depth and level:
             self._add(f"{'{…}' if isinstance(value, dict) else '[…]'} ({_counted(value)}, {size:,} bytes, shortened)")
-        elif isinstance(value, dict):
-            self._write_object(value, level)
         else:
-            self._write_list(value, level)
+            self._write_parts(value, level)
 
-    def _write_object(self, value: dict[str, Any], level: int) -> None:
-        opening = "{"
-        for key, part in value.items():
+    def _write_parts(self, value: dict[str, Any] | list[Any], level: int) -> None:
+        is_object = isinstance(value, dict)
+        brackets, margin = "{}" if is_object else "[]", f"\n{'  ' * (level + 1)}"
+        # Keys are never left out.
+        shown = [*value.items()] if isinstance(value, dict) else [("", part) for part in value[: self._layout.items]]
+        opening = brackets[0]
+        for key, part in shown:
             if len(key) > self._room:
-                raise TooMuch("there are too many keys, or too long ones, for a person to read")
-            self._add(f"{opening}\n{'  ' * (level + 1)}{_line(key)}: ")
-            self._write(part, level + 1)
-            opening = ","
-        self._add("{}" if opening == "{" else f"\n{'  ' * level}}}")
-
-    def _write_list(self, value: list[Any], level: int) -> None:
-        opening, margin = "[", f"\n{'  ' * (level + 1)}"
-        shown = value[: self._layout.items]
-        for part in shown:
-            self._add(f"{opening}{margin}")
+                raise TooMuch(_UNREADABLE)
+            self._add(f"{opening}{margin}{f'{_line(key)}: ' if is_object else ''}")
             self._write(part, level + 1)
             opening = ","
         if len(shown) < len(value):
             self._add(f"{opening}{margin}… ({len(shown):,} of {_counted(value)} shown, shortened)")
-        self._add(f"\n{'  ' * level}]")
+        self._add(f"\n{'  ' * level}{brackets[1]}" if value else brackets)
 
 
 def _text(value: str, limit: int) -> str:

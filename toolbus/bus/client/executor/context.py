@@ -197,15 +197,8 @@ class ExecutorContext:
         """Return whether it matters which of a tool's calls comes first."""
         return self._manner(tool) != "beside"
 
-    def places(self, tools: Sequence[Tool | None]) -> list[Place]:
-        """Take the places of calls of these tools, in their order; None is a tool that does not exist."""
-        return [self._place(tool) for tool in tools]
-
-    def place(self, name: str) -> Place:
-        """Take the place of a call of the tool that a model means."""
-        return self._place(self.find(name))
-
-    def _place(self, tool: Tool | None) -> Place:
+    def place(self, tool: Tool | None) -> Place:
+        """Take the place of a call of a tool, in its order; None is a tool that does not exist."""
         if tool is None:
             return self._calls.place("", "beside")
         calls = self._calls_of_user if tool.resolution.sticky else self._calls

@@ -84,7 +84,7 @@ class ToolExecutor(ExecutorContext):
         Args:
             names: of the tools, in the model's order and spelling.
         """
-        return [self.place(name) for name in names]
+        return [self.place(self.find(name)) for name in names]
 
     @turning
     async def execute(self, name: str, arguments: object = None) -> ToolResult:

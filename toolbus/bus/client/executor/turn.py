@@ -214,7 +214,7 @@ class Turn:
         """Take the places of all calls, and return those that are to be run."""
         self._begun = True
         # Before anything waits, so that the order is that of the turns and of their calls.
-        places = self._places or self._executor.places([running.tool for running in self._calls])
+        places = self._places or [self._executor.place(running.tool) for running in self._calls]
         for running, place in zip(self._calls, places, strict=True):
             running.place = place
             if running.same is not None or running.result is not None:
