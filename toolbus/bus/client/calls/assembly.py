@@ -159,13 +159,13 @@ class Assembly(msgspec.Struct, eq=False):
                     self._take_text(frame.response or "", events)
                 else:
                     self._take_texts(frame.texts, events)
-            case "progress":
-                if frame.progress is not None and not self.run.is_again:
-                    events.append(frame.progress)
-            case "blob":
-                self._take_blob(frame, events)
-            case "confirm":
-                self._take_confirm(frame, events)
+            case "progress" if frame.progress is not None and not self.run.is_again:
+                events.append(frame.progress)
+            case "blob" if frame.blob is not None:
+                self._take_blob(frame.blob, events, more=frame.more)
+            case "confirm" if (said := frame.confirm) is not None:
+                # Also of a run that says again what was delivered: it is about now, and no part of the answer.
+                events.append(Asked(said.id, said.question, said.timeout) if said.timeout > 0 else Answered(said.id, said.allowed))
             case "output":
                 self.run.output.append(frame.response or "")
             case "data":
@@ -174,22 +174,13 @@ class Assembly(msgspec.Struct, eq=False):
                 self.run.is_again, self.run.blobs_seen, self.run.has_text = False, 0, False
                 self._reset(events)
 
-    def _take_confirm(self, frame: Frame, events: list[Event]) -> None:
-        # Also of a run that says again what was delivered: it is about now, and no part of the answer.
-        if frame.confirm is None:
-            return
-        if frame.confirm.timeout > 0:
-            events.append(Asked(frame.confirm.id, frame.confirm.question, frame.confirm.timeout))
-        else:
-            events.append(Answered(frame.confirm.id, frame.confirm.allowed))
-
     # -- text and blobs ---------------------------------------------------------------------------
 
     def _take_text(self, text: str, events: list[Event]) -> None:
         self.run.has_text = True
         if self.run.is_again:
             text = self._compare(text, events)
-        self._deliver(text, events)
+        self._deliver([text] if text else [], events)
 
     def _take_texts(self, texts: list[str], events: list[Event]) -> None:
         if self.run.is_again:
@@ -197,21 +188,16 @@ class Assembly(msgspec.Struct, eq=False):
                 self._take_text(text, events)
             return
         self.run.has_text = True
-        self._add(texts)
-        events += map(Text, texts)
+        self._deliver(texts, events)
 
-    def _add(self, texts: list[str]) -> None:
+    def _deliver(self, texts: list[str], events: list[Event]) -> None:
+        events += map(Text, texts)
         self.text += texts
         self._length += sum(map(len, texts))
         if len(self.text) - self._joined >= _MOST_SMALL:
             # A string of its own for each word of a long stream takes ten times as much as the text.
             self.text[self._joined :] = ["".join(self.text[self._joined :])]
             self._joined += 1
-
-    def _deliver(self, text: str, events: list[Event]) -> None:
-        if text:
-            self._add([text])
-            events.append(Text(text))
 
     def _compare(self, text: str, events: list[Event]) -> str:
         """Return the part of a text that goes beyond what was delivered; a text that differs is delivered anew."""
@@ -242,17 +228,15 @@ class Assembly(msgspec.Struct, eq=False):
         self.run.is_again = False
         blobs = self._blobs[: self.run.blobs_seen]
         self._reset(events)
-        self._deliver(text, events)
+        self._deliver([text] if text else [], events)
         self._blobs = blobs
         events.extend(blobs)
 
-    def _take_blob(self, frame: Frame, events: list[Event]) -> None:
-        if frame.blob is None:
+    def _take_blob(self, part: Blob, events: list[Event], *, more: bool) -> None:
+        self.run.partial.append(part.data)
+        if more:
             return
-        self.run.partial.append(frame.blob.data)
-        if frame.more:
-            return
-        blob = Blob(frame.blob.media_type, b"".join(self.run.partial))
+        blob = Blob(part.media_type, b"".join(self.run.partial))
         self.run.partial = []
         if self.run.blobs_seen < len(self._blobs) and self._blobs[self.run.blobs_seen] != blob:
             self._diverge(self._own_text(), events)

@@ -287,12 +287,10 @@ def _within_limits(made: Sequence[tuple[Tool, Definition]]) -> list[tuple[Tool, 
     tools, left = MOST_STRICT_TOOLS, MOST_UNIONS
     found: list[tuple[Tool, Definition]] = []
     for tool, definition in made:
-        counted = unions(definition["input_schema"]) if tools and "strict" in definition else 0
-        if tools and "strict" in definition and counted <= left:
+        within = tools > 0 and "strict" in definition and (counted := unions(definition["input_schema"])) <= left
+        if within:
             tools, left = tools - 1, left - counted
-            found.append((tool, definition))
-        else:
-            found.append((tool, {key: value for key, value in definition.items() if key != "strict"}))
+        found.append((tool, {key: value for key, value in definition.items() if within or key != "strict"}))
     return found
 
 
