@@ -157,8 +157,8 @@ class BusView:
         # Agents without a model make none.
         from toolbus.bus.client.executor.executor import ToolExecutor  # noqa: PLC0415
 
-        said = ExecutorOptions(tools, output_limit, attachment_limit, confirmer, confirm_timeout, confirm_anywhere, sequential, model)
-        return ToolExecutor(self._state, said, merged(self._defaults, options, RULES))
+        own = ExecutorOptions(tools, output_limit, attachment_limit, confirmer, confirm_timeout, confirm_anywhere, sequential, model)
+        return ToolExecutor(self._state, own, merged(self._defaults, options, RULES))
 
     @turning
     async def process_tool_calls(self, message: object, *, concurrent: bool = True, **options: Unpack[CallOptions]) -> list[dict[str, Any]]:

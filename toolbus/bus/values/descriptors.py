@@ -216,8 +216,8 @@ def parse_service(document: object) -> ServiceDescriptor:
             raise DescriptorError(f"unknown key {key!r} of service {fields.get('id')!r}", path=f"$.{key}")
     params = [{"name": param} if isinstance(param, str) else param for param in _list(fields.get("config-params", []), "$.config-params")]
     queues = {key: fields.get(key) or "" for key in ("request-queue", "response-queue")}
-    said = {key.replace("_", "-"): value for key, value in fields.items()}
-    return check_service(_convert({"id": None, **said, **queues, "config-params": params}, ServiceDescriptor))
+    named = {key.replace("_", "-"): value for key, value in fields.items()}
+    return check_service(_convert({"id": None, **named, **queues, "config-params": params}, ServiceDescriptor))
 
 
 def check_service(service: ServiceDescriptor) -> ServiceDescriptor:

@@ -34,7 +34,7 @@ class Run(msgspec.Struct, eq=False):
         token: the run's own; empty before the first frame of a call.
         next: position of the frame that is taken in next.
         early: frames that came before others that they should follow, each with its bytes.
-        has_text: whether it has said text.
+        has_text: whether text of it has come.
         is_again: whether it says again what was delivered: up to the ``offset`` in the part ``compared`` of the text, until now.
         partial, output, data: pieces of a blob, of the output and of the data.
     """
@@ -163,9 +163,11 @@ class Assembly(msgspec.Struct, eq=False):
                 events.append(frame.progress)
             case "blob" if frame.blob is not None:
                 self._take_blob(frame.blob, events, more=frame.more)
-            case "confirm" if (said := frame.confirm) is not None:
+            case "confirm" if (confirm := frame.confirm) is not None:
                 # Also of a run that says again what was delivered: it is about now, and no part of the answer.
-                events.append(Asked(said.id, said.question, said.timeout) if said.timeout > 0 else Answered(said.id, said.allowed))
+                events.append(
+                    Asked(confirm.id, confirm.question, confirm.timeout) if confirm.timeout > 0 else Answered(confirm.id, confirm.allowed)
+                )
             case "output":
                 self.run.output.append(frame.response or "")
             case "data":

@@ -123,13 +123,13 @@ class ExecutorContext:
         ConfigurationError: an option is wrong.
     """
 
-    def __init__(self, state: BusState, said: ExecutorOptions, options: Mapping[str, Any]) -> None:
-        if said != _USUAL:
-            rules.check(said._asdict(), RULES, "the executor")
+    def __init__(self, state: BusState, own: ExecutorOptions, options: Mapping[str, Any]) -> None:
+        if own != _USUAL:
+            rules.check(own._asdict(), RULES, "the executor")
         self.state = state
         self._seen: tuple[ToolView, ToolView] | None = None
         self._options = options
-        self._tools, self.output_limit, self.attachment_limit, self.confirmer, self.confirm_timeout, anywhere, sequential, self.model = said
+        self._tools, self.output_limit, self.attachment_limit, self.confirmer, self.confirm_timeout, anywhere, sequential, self.model = own
         self._sequential = frozenset(rules.names(sequential))
         self.confirm_anywhere = self.confirmer is None if anywhere is None else anywhere
         self.memories = state.memories
