@@ -93,14 +93,7 @@ class Invalidation:
 
 def _parts_with(call: ToolCall, by: Owner) -> list[Part]:
     """Return all parts that a call's answer belongs to."""
-    arguments, owner = _text(call.arguments), _text(by)
-    return [
-        (service, tool, given, whose)
-        for service in ("", call.service)
-        for tool in ("", call.tool)
-        for given in (None, arguments)
-        for whose in (None, owner)
-    ]
+    return list(itertools.product(("", call.service), ("", call.tool), (None, _text(call.arguments)), (None, _text(by))))
 
 
 def _part(answers: Answers) -> Part:

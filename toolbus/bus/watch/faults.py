@@ -22,6 +22,7 @@ from toolbus.bus.broker.protocols import is_of_toolbus
 from toolbus.bus.broker.statistics.answers import BOUNDS, ToolStatistics, added
 from toolbus.bus.broker.statistics.asking import Statistics, merged
 from toolbus.bus.support.display import one_line
+from toolbus.bus.support.grouping import grouped
 from toolbus.bus.values.results import CredentialsRefused, ToolbusError
 from toolbus.bus.values.secrets import TokenRecord
 from toolbus.bus.values.settings import PREFIX, Settings
@@ -185,13 +186,9 @@ def _troubled(seen: Seen) -> Iterable[str]:
 
 def _silent(seen: Seen) -> dict[str, list[str]]:
     """Return the workers of each service that do not answer, although their leases have not ended."""
-    found: dict[str, list[str]] = {}
     # Workers can't answer a server that takes no writes.
     asked = {} if seen.health.refusal else seen.statistics.silent
-    for instance, services in asked.items():
-        for service in services:
-            found.setdefault(service, []).append(instance)
-    return found
+    return grouped((service, instance) for instance, services in asked.items() for service in services)
 
 
 def _mute(seen: Seen) -> dict[str, list[str]]:
@@ -202,9 +199,7 @@ def _mute(seen: Seen) -> dict[str, list[str]]:
 
 
 def _nobody_answers(seen: Seen) -> Iterable[str]:
-    services: dict[str, list[str]] = {}
-    for service, names in sorted(_mute(seen).items()):
-        services.setdefault(", ".join(sorted(names)), []).append(service)
+    services = grouped((", ".join(sorted(names)), service) for service, names in sorted(_mute(seen).items()))
     for workers, theirs in services.items():
         served = one_line(", ".join(theirs), 200)
         yield f"no worker of {served} answers, and their leases have not ended yet ({one_line(workers, 200)}): {_LOOK_AT_IT}"
@@ -457,11 +452,7 @@ def _until(end: float, now: float) -> str:
 
 
 def _tools(seen: Seen) -> Mapping[tuple[str, str], list[ToolStatistics]]:
-    found: dict[tuple[str, str], list[ToolStatistics]] = {}
-    for answer in seen.statistics.answers.values():
-        for tool in answer.tools:
-            found.setdefault((tool.service, tool.tool), []).append(tool)
-    return found
+    return grouped(((tool.service, tool.tool), tool) for answer in seen.statistics.answers.values() for tool in answer.tools)
 
 
 # The times of a certificate's validity, as DER writes them: a sequence of two.

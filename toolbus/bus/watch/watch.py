@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from types import TracebackType
@@ -20,6 +20,7 @@ from toolbus.bus.broker.statistics.asking import Statistics, merged
 from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.support.display import shortened
+from toolbus.bus.support.grouping import grouped
 from toolbus.bus.values.confirmations import ConfirmationRequest
 from toolbus.bus.values.descriptors import ToolDescriptor
 from toolbus.bus.values.results import BrokerError, EnvelopeError
@@ -105,9 +106,6 @@ def rates(recent: Ended, everything: Ended, window: float) -> Rates:
     return Rates(calls_per_s, failures_per_s, quantile(buckets, 0.5), quantile(buckets, 0.99))
 
 
-G = TypeVar("G", str, tuple[str, str])
-
-
 class _Sample(NamedTuple):
     at: float
     instances: frozenset[str]
@@ -189,20 +187,13 @@ class Activity:
         return rates(total(self.recent.get((service, tool), ())), everything, self.window)
 
     def _group(self, tools: Mapping[Source, ToolStatistics], recent: Mapping[Source, Ended]) -> None:
-        self._parts = _grouped((service, each) for (_, service, _), each in tools.items())
-        self.tools = _grouped(((service, tool), each) for (_, service, tool), each in tools.items())
-        self._recent = _grouped((service, each) for (_, service, _), each in recent.items())
-        self._instances = _grouped((instance, each) for (instance, _, _), each in recent.items())
-        self.recent = _grouped(((service, tool), each) for (_, service, tool), each in recent.items())
+        self._parts = grouped((service, each) for (_, service, _), each in tools.items())
+        self.tools = grouped(((service, tool), each) for (_, service, tool), each in tools.items())
+        self._recent = grouped((service, each) for (_, service, _), each in recent.items())
+        self._instances = grouped((instance, each) for (instance, _, _), each in recent.items())
+        self.recent = grouped(((service, tool), each) for (_, service, tool), each in recent.items())
         for service in self._recent:
             self._quiet.pop(service, None)
-
-
-def _grouped(found: Iterable[tuple[G, T]]) -> dict[G, list[T]]:
-    groups: dict[G, list[T]] = defaultdict(list)
-    for group, each in found:
-        groups[group].append(each)
-    return dict(groups)
 
 
 _MOST_DESCRIPTION = 300

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import msgspec
 
 from toolbus.bus.support.display import harmless
+from toolbus.bus.support.grouping import grouped
 from toolbus.bus.values.descriptors import ServiceDescriptor, ToolDescriptor
 from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import DescriptorError, ToolError
@@ -289,10 +290,7 @@ def runtime_of(tool: Tool) -> str:
 def groups_of(stored: Mapping[str, ToolGroup], tools: Mapping[str, Tool]) -> dict[str, ToolGroup]:
     """Return the groups by id, sorted: those that are stored, and those that tools name; of their tools only these."""
     found = dict(stored)
-    named: dict[str, list[str]] = {}
-    for tool in tools.values():
-        for group in tool.groups:
-            named.setdefault(group, []).append(tool.name)
+    named = grouped((group, tool.name) for tool in tools.values() for group in tool.groups)
     for label in named.keys() - found.keys():
         found[label] = ToolGroup(label, label)
     return {each: _narrowed(found[each], named.get(each, ()), tools) for each in sorted(found)}
@@ -300,11 +298,7 @@ def groups_of(stored: Mapping[str, ToolGroup], tools: Mapping[str, Tool]) -> dic
 
 def memberships(groups: Mapping[str, ToolGroup]) -> dict[str, list[str]]:
     """Return the ids of the groups that each tool is in, sorted."""
-    found: dict[str, list[str]] = {}
-    for group_id, group in groups.items():
-        for name in group.tool_ids:
-            found.setdefault(name, []).append(group_id)
-    return found
+    return grouped((name, group_id) for group_id, group in groups.items() for name in group.tool_ids)
 
 
 def _narrowed(group: ToolGroup, named: Iterable[str], tools: Mapping[str, Tool]) -> ToolGroup:
