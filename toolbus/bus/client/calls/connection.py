@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -138,25 +138,12 @@ class Arrival(msgspec.Struct, eq=False):
         self.error = error
 
 
-class WaitingCalls:
-    """The calls that wait for a worker to register; to end one, wake the catalogue, too."""
-
-    def __init__(self) -> None:
-        # Each with the monotonic time since when it waits.
-        self._waiting: dict[Call | Arrival, float] = {}
-
-    def __iter__(self) -> Iterator[Call | Arrival]:
-        return iter([*self._waiting])
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __contains__(self, call: Call) -> bool:
-        return call in self._waiting
+class WaitingCalls(dict[Call | Arrival, float]):
+    """The calls that wait for a worker to register, each with the monotonic time since when; to end one, wake the catalogue, too."""
 
     def left(self, call: Call, timeout: float) -> float:
         """Return the seconds that are left of a timeout that counts from the call's begin, at least a millisecond."""
-        since = self._waiting.get(call)
+        since = self.get(call)
         return timeout if since is None else max(0.001, timeout - (time.monotonic() - since))
 
     async def publish(self, call: Call, publish: Callable[[Call], ErrorInfo | None], catalogue: Catalogue, limit: float) -> None:
@@ -197,11 +184,11 @@ class WaitingCalls:
         return arrival.error
 
     async def _until(self, ready: Callable[[], bool], waiting: Call | Arrival, catalogue: Catalogue, limit: float) -> None:
-        self._waiting[waiting] = time.monotonic()
+        self[waiting] = time.monotonic()
         try:
             await at_most(limit, catalogue.wait(ready))
         finally:
-            del self._waiting[waiting]
+            del self[waiting]
 
 
 def may_appear(call: Call, problem: ErrorInfo) -> bool:

@@ -379,6 +379,6 @@ class Dispatcher:
         connection.failure = failure
         for call in list(self._calls.values()):
             call.give_up(failure)
-        for waiting in self._waiting:
+        for waiting in list(self._waiting):
             waiting.complete_with(failure)
         connection.catalogue.wake()
