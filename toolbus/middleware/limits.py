@@ -153,19 +153,17 @@ class Timeout:
 _MOST_CIRCUITS = 10_000
 
 
-class _Circuit:
+class _Circuit(msgspec.Struct, eq=False):
     """One tool's failures in a row, and until when it is left alone (monotonic seconds).
 
     Each time it opens, tries or closes, a generation begins. What a call says counts in the generation in which it began: one that
     began before knows nothing about the tool's health since.
     """
 
-    __slots__ = ("failures", "generation", "open_until", "trying")
-
-    def __init__(self) -> None:
-        self.failures = self.generation = 0
-        self.open_until = 0.0
-        self.trying = False
+    failures: int = 0
+    generation: int = 0
+    open_until: float = 0.0
+    trying: bool = False
 
     def turn(self, *, trying: bool = False) -> None:
         """Begin a generation, in which one call is let through if ``trying``."""

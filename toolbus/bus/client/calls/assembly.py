@@ -290,7 +290,7 @@ def _ends_without_them(frame: Frame) -> bool:
 _EACH = 100
 
 
-class EventBuffer:
+class EventBuffer(msgspec.Struct, eq=False):
     """Events in the order in which they are to be read.
 
     Attributes:
@@ -299,13 +299,10 @@ class EventBuffer:
         is_awaited: whether a reader waits.
     """
 
-    __slots__ = ("_arrived", "events", "is_awaited", "size")
-
-    def __init__(self) -> None:
-        self.events: deque[Event] = deque()
-        self.size = 0
-        self.is_awaited = False
-        self._arrived: asyncio.Event | None = None
+    events: deque[Event] = msgspec.field(default_factory=deque)
+    size: int = 0
+    is_awaited: bool = False
+    _arrived: asyncio.Event | None = None
 
     def is_over(self, limit: int) -> bool:
         """Return whether more bytes than ``limit`` wait beside the newest event: one alone may be of any size, and is read next."""

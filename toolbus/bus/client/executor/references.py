@@ -31,12 +31,11 @@ class Kept(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class Memory:
+class Memory(msgspec.Struct, eq=False):
     """The results of one session, by call id; a tool's name stands for its latest."""
 
-    def __init__(self) -> None:
-        self.results: OrderedDict[str, Kept] = OrderedDict()
-        self.size = 0
+    results: OrderedDict[str, Kept] = msgspec.field(default_factory=OrderedDict)
+    size: int = 0
 
     def get(self, reference: str) -> Kept | None:
         """Return the result of a call, or the latest of a tool."""

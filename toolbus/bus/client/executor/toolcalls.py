@@ -324,15 +324,13 @@ class Place:
             self._waiter.set_result(None)
 
 
-class _Lane:
+class _Lane(msgspec.Struct, eq=False):
     """The calls of one service: how many run, whether one does so alone, whether one is being published, and those that wait."""
 
-    __slots__ = ("alone", "publishing", "running", "waiting")
-
-    def __init__(self) -> None:
-        self.running = 0
-        self.alone = self.publishing = False
-        self.waiting: deque[Place] = deque()
+    running: int = 0
+    alone: bool = False
+    publishing: bool = False
+    waiting: deque[Place] = msgspec.field(default_factory=deque)
 
     def admit(self) -> None:
         """Let those begin that wait for nothing more."""

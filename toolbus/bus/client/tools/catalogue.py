@@ -30,21 +30,18 @@ T = TypeVar("T")
 _MOST_REASON = 200
 
 
-class Withholding:
+class Withholding(msgspec.Struct, eq=False):
     """The pins of a namespace, and the tools that are withheld because of them.
 
-    Args:
-        required: withhold tools without a pin, too.
-
     Attributes:
+        required: withhold tools without a pin, too.
         tools: those that are withheld, each with the reason.
         pins: by tool; None for one that can't be read, and approves nothing.
     """
 
-    def __init__(self, *, required: bool = False) -> None:
-        self.required = required
-        self.tools: dict[str, tuple[Tool, str]] = {}
-        self.pins: dict[str, Pin | None] = {}
+    required: bool = False
+    tools: dict[str, tuple[Tool, str]] = {}
+    pins: dict[str, Pin | None] = {}
 
     def take(self, name: str, document: bytes | None) -> None:
         """Take in a tool's pin, or that it is gone (None)."""
@@ -106,16 +103,15 @@ _MOST_FORMER = 1_000
 _OF_PLATFORM = frozenset(kind for kind, about in DOCUMENT_KINDS.items() if about.of_platform)
 
 
-class Documents:
+class Documents(msgspec.Struct, eq=False):
     """Stored documents by key.
 
     Attributes:
         version: counts the changes, so that what was read can be kept until the next one.
     """
 
-    def __init__(self) -> None:
-        self.by_key: dict[str, bytes] = {}
-        self.version = 0
+    by_key: dict[str, bytes] = {}
+    version: int = 0
 
     def take(self, key: str, document: bytes | None) -> None:
         """Take in that a document changed, or was deleted (None)."""
