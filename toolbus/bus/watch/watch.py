@@ -248,11 +248,10 @@ def _instance(answer: InstanceAnswer, activity: Activity) -> InstanceView:
     )
 
 
-class ToolViews:
+class ToolViews(msgspec.Struct, eq=False):
     """Makes the views of tools, and keeps those of the tools that are quiet."""
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], tuple[list[ToolStatistics], ToolDescriptor | None, ToolView]] = {}
+    _kept: dict[tuple[str, str], tuple[list[ToolStatistics], ToolDescriptor | None, ToolView]] = {}
 
     def make(self, overviews: Iterable[ServiceOverview], activity: Activity) -> tuple[ToolView, ...]:
         """Return the tools that are published, and those that workers count, by service and name."""

@@ -201,14 +201,13 @@ _MOST_SESSIONS = 10_000
 _NOTIFYING = 2.0
 
 
-class UsedSessions:
+class UsedSessions(msgspec.Struct, eq=False):
     """Records the queues to which each session's calls went, and which state of a session its answers came from."""
 
-    def __init__(self) -> None:
-        # Tokens by user, session and queue.
-        self._states: dict[tuple[str, str, str], str] = {}
-        self._sessions: dict[tuple[str, str], set[str]] = {}
-        self._queues: set[str] = set()
+    # Tokens by user, session and queue.
+    _states: dict[tuple[str, str, str], str] = {}
+    _sessions: dict[tuple[str, str], set[str]] = {}
+    _queues: set[str] = set()
 
     def add(self, user: str, session: str, queue: str) -> None:
         """Take note of a call."""

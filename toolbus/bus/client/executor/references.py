@@ -45,15 +45,14 @@ class Memory(msgspec.Struct, eq=False):
         return next((kept for kept in reversed(self.results.values()) if kept.tool == reference), None)
 
 
-class Memories:
+class Memories(msgspec.Struct, eq=False):
     """The results of every session of a bus, within bounds.
 
     Calls without a session have nothing in common but the bus, which may serve many conversations: nothing is kept of them.
     """
 
-    def __init__(self) -> None:
-        self._sessions: OrderedDict[tuple[str, str], Memory] = OrderedDict()
-        self._size = 0
+    _sessions: OrderedDict[tuple[str, str], Memory] = msgspec.field(default_factory=OrderedDict)
+    _size: int = 0
 
     def of(self, user: str, session: str) -> Memory:
         """Return the memory of a session; without a session, a new empty one."""
