@@ -31,13 +31,14 @@ class MiddlewareCall(Call, eq=False):
     _task: asyncio.Task[None] | None = None
     _misused: ConfigurationError | None = None
     _heard: bool = False
-    _delivered: int = 0
+    # The bytes of text and blobs that were streamed so far.
+    delivered: int = 0
 
     def pass_on(self, event: Event) -> None:
         """Deliver an event of the call that runs for this one."""
         if isinstance(event, (Text, Blob)):
             self._heard = True
-            self._delivered += len(event.text.encode("utf-8", "replace")) if isinstance(event, Text) else len(event.data)
+            self.delivered += len(event.text.encode("utf-8", "replace")) if isinstance(event, Text) else len(event.data)
         if not self.streaming or self._result is not None:
             return
         buffer = self._buffer()
@@ -45,11 +46,6 @@ class MiddlewareCall(Call, eq=False):
             self._refuse_slow_reader()
         else:
             buffer.put(event)
-
-    @property
-    def delivered(self) -> int:
-        """The bytes of text and blobs that were streamed so far."""
-        return self._delivered
 
     def finish(self, result: ToolResult) -> None:
         """End the call with what came out of the middleware."""
