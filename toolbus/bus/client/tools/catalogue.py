@@ -12,7 +12,7 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
-from toolbus.bus.client.tools.tool import ChangeKind, Subscription, Tool, ToolChange, ToolGroup, read_group
+from toolbus.bus.client.tools.tool import ChangeKind, Queues, Subscription, Tool, ToolChange, ToolGroup, read_group
 from toolbus.bus.schema.casting import summary
 from toolbus.bus.schema.dialects import check_possible
 from toolbus.bus.schema.mend import mended_document
@@ -58,6 +58,10 @@ class Withholding(msgspec.Struct, eq=False):
         """Return the tools of a service that are not withheld, and keep the others."""
         for name in [name for name, (tool, _) in self.tools.items() if tool.service == service and name not in tools]:
             del self.tools[name]
+        if not self.pins and not self.required:
+            for name in tools:
+                self.tools.pop(name, None)
+            return tools
         found: dict[str, Tool] = {}
         for name, tool in tools.items():
             before, reason = self.reason(name), self._reason(tool)
@@ -148,6 +152,7 @@ class Catalogue:
         self.groups: dict[str, ToolGroup] = {}
         # Stored documents that others read, too.
         self.documents = Documents()
+        self._queues = Queues()
         self._names: list[str] | None = None
         self._restricted = (0, False)
         self._subscriptions: list[Subscription] = []
@@ -187,12 +192,7 @@ class Catalogue:
         A static descriptor is answered by the service that takes from the queue it names.
         """
         static = self.static_services.get(id)
-        record = self.services.get(id)
-        if record is None:
-            queue = id if static is None else static.queue
-            serving = [each for each in self.services.values() if each.publication.service.queue == queue]
-            # Of several a live one, the first by name.
-            record = min(serving, key=lambda each: (not each.live, each.publication.service.id), default=None)
+        record = self.services.get(id) or self._queues.serving(id if static is None else static.queue)
         if record is None:
             return static, False
         service = record.publication.service
@@ -244,6 +244,7 @@ class Catalogue:
         groups = self.groups
         self.services = {name: found for name, found in services.items() if isinstance(found, ServiceRecord)}
         self._refused_services = {name: found for name, found in services.items() if isinstance(found, RefusedTool)}
+        self._queues = Queues(self.services)
         self.static_services = {}
         self._static_tools = {}
         self._refused_items = {}
@@ -267,10 +268,10 @@ class Catalogue:
 
     def on_service(self, service: str, change: ServiceRecord | RefusedTool | None) -> None:
         """Take in a service's change, or why it can't be read now."""
-        before, record = self.services.get(service), change if isinstance(change, ServiceRecord) else None
+        record = change if isinstance(change, ServiceRecord) else None
         _put(self.services, service, record)
         _put(self._refused_services, service, change if isinstance(change, RefusedTool) else None)
-        queues = {each.publication.service.queue for each in (before, record) if each is not None}
+        queues = self._queues.put(service, record)
         for each in dict.fromkeys((service, *(name for name, static in self.static_services.items() if static.queue in queues))):
             self._settle(each)
         self.wake()
