@@ -16,7 +16,6 @@ from toolbus import ErrorInfo, ToolError, tool
 from toolbus.bus.broker.protocols import Note
 from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.values.results import BrokerUnavailable, deadline_exceeded
-from toolbus.bus.worker.lines import Early
 
 pytestmark = pytest.mark.anyio
 
@@ -428,13 +427,12 @@ async def test_sessions_in_which_nothing_runs_are_remembered_up_to_a_number(monk
     assert [name[2] for name in bench.slots._lines._floors] == ["b", "c"]
 
 
-def test_what_is_on_its_way_is_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_on_its_way_is_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the bound the oldest call is forgotten; of one call the first reason and the last time count."""
-    monkeypatch.setattr("toolbus.bus.worker.lines._MOST", 2)
-    early = Early()
-    for call, why in (("a", "first"), ("a", "second"), ("b", "cancelled"), ("c", "late")):
-        early.cancel(call, why)
-        early.extend(call, float(len(why)))
-    early.cancel("d")
-    assert early.cancelled == {"c": "late", "d": "cancelled"}
-    assert early.extended == {"b": 9.0, "c": 4.0}
+    monkeypatch.setattr("toolbus.bus.worker.slots._MOST_EARLY", 2)
+    slots = Bench(echo).slots
+    for call, why in (("a", "first"), ("b", "cancelled"), ("c", "late"), ("c", "later")):
+        slots.on_cancelled(call, why)
+        slots.on_extended(call, float(len(why)))
+    assert slots._early_ends == {"b": "cancelled", "c": "late"}
+    assert slots._early_deadlines == {"b": 9.0, "c": 5.0}

@@ -49,7 +49,7 @@ async def test_a_cancelled_call_that_comes_later_does_not_start(seen: list[Any])
 
 async def test_early_cancellations_are_bounded(monkeypatch: pytest.MonkeyPatch, seen: list[Any]) -> None:
     """The oldest is forgotten first."""
-    monkeypatch.setattr("toolbus.bus.worker.lines._MOST", 2)
+    monkeypatch.setattr("toolbus.bus.worker.slots._MOST_EARLY", 2)
     bench = Bench(hold, concurrency=5)
     for call in ("one", "two", "three"):
         bench.slots.on_cancelled(call)

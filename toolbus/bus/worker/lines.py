@@ -6,12 +6,13 @@ import asyncio
 import bisect
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.support.deadlines import Deadlines
+from toolbus.bus.support.latest import Latest
 from toolbus.bus.values.envelope import NOT_TAKEN, EntryNumbers, numbers_of
 from toolbus.bus.values.results import BrokerError, ErrorInfo, deadline_exceeded
 
@@ -91,19 +92,19 @@ LineName = tuple[str, str, str]
 """Service, user and session."""
 
 
-class _Line:
-    """The calls of one session: the one whose turn it is, those that wait, and up to where all before are known to have ended."""
+class _Line(msgspec.Struct, eq=False):
+    """The calls of one session: the one whose turn it is, those that wait, and up to where all before are known to have ended.
 
-    __slots__ = ("checked", "current", "floor", "run", "waiting")
+    Attributes:
+        run: the last start of the one whose turn it is.
+        checked: the first one, when the server said that nothing before it is elsewhere.
+    """
 
-    def __init__(self, floor: EntryNumbers) -> None:
-        self.current: bytes = b""
-        # The last start of it.
-        self.run = ""
-        self.waiting: list[tuple[EntryNumbers, Delivery]] = []
-        self.floor = floor
-        # The first one, when the server said that nothing before it is elsewhere.
-        self.checked: bytes = b""
+    floor: EntryNumbers
+    current: bytes = b""
+    run: str = ""
+    waiting: list[tuple[EntryNumbers, Delivery]] = []
+    checked: bytes = b""
 
     def forget(self, delivery: Delivery) -> None:
         """Take a call away from those that wait, if it is one of them: a request can be large, and the wait behind it long."""
@@ -140,7 +141,7 @@ class Lines(msgspec.Struct, eq=False):
     hand_back: Callable[[Sequence[Delivery]], None]
     _lines: dict[LineName, _Line] = {}
     # Of sessions where nothing runs; one that was forgotten costs a question to the server.
-    _floors: dict[LineName, EntryNumbers] = {}
+    _floors: Latest[LineName, EntryNumbers] = msgspec.field(default_factory=lambda: Latest(_MOST_FLOORS))
     _asking: asyncio.Task[None] | None = None
     _news: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
@@ -263,8 +264,6 @@ class Lines(msgspec.Struct, eq=False):
         if not line.waiting:
             del self._lines[name]
             if line.floor:
-                if len(self._floors) >= _MOST_FLOORS:
-                    del self._floors[next(iter(self._floors))]
                 self._floors[name] = line.floor
             return None
         position, first = line.waiting[0]
@@ -314,36 +313,3 @@ class Lines(msgspec.Struct, eq=False):
 def _name(delivery: Delivery) -> LineName:
     request = delivery.request
     return request.service, request.user, request.session
-
-
-_MOST = 10_000
-
-
-class Early:
-    """Cancellations and later deadlines of calls that are on their way to this worker; the oldest are forgotten first.
-
-    Attributes:
-        cancelled: calls that must not start, each with the type of the error that its caller has.
-        extended: later deadlines by call, in monotonic seconds.
-    """
-
-    __slots__ = ("cancelled", "extended")
-
-    def __init__(self) -> None:
-        self.cancelled: dict[str, str] = {}
-        self.extended: dict[str, float] = {}
-
-    def cancel(self, call: str, why: str = "cancelled") -> None:
-        """Remember that a call must not start."""
-        _make_room(self.cancelled)
-        self.cancelled.setdefault(call, why)
-
-    def extend(self, call: str, deadline: float) -> None:
-        """Remember the time of a call that joined another one."""
-        _make_room(self.extended)
-        self.extended[call] = deadline
-
-
-def _make_room(known: dict[str, Any]) -> None:
-    if len(known) >= _MOST:
-        del known[next(iter(known))]

@@ -14,6 +14,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import session_of
 from toolbus.bus.broker.statistics.answers import OpenSession
 from toolbus.bus.support.deadlines import Deadlines
+from toolbus.bus.support.latest import Latest
 from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.envelope import EntryNumbers, Request, numbers_of
 from toolbus.bus.values.results import ErrorInfo, ToolbusError
@@ -115,7 +116,7 @@ class OpenSessions:
         self._open: dict[Session, _Open] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(_MOST_CLEANUPS)
-        self._inherited: dict[Session, EntryNumbers] = {}
+        self._inherited: Latest[Session, EntryNumbers] = Latest(_MOST_INHERITED)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -152,8 +153,6 @@ class OpenSessions:
 
     def inherit(self, session: Session, upto: EntryNumbers) -> None:
         """Take in that an earlier state of a session was lost; calls up to this entry may have been meant for it."""
-        if len(self._inherited) >= _MOST_INHERITED:
-            del self._inherited[next(iter(self._inherited))]
         self._inherited[session] = upto
 
     async def _execute(self, session: Session, run: Run, closed: asyncio.Event | None) -> None:

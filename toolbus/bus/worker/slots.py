@@ -21,6 +21,7 @@ from toolbus.bus.broker.statistics.answers import MOST_CALLS, InstanceAnswer, Ru
 from toolbus.bus.middleware import Middleware
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.support.display import shortened
+from toolbus.bus.support.latest import Latest
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.telemetry.output import lines_lost
@@ -31,7 +32,7 @@ from toolbus.bus.worker.handlers import Served
 from toolbus.bus.worker.handling import Threads
 from toolbus.bus.worker.invocation import Caller
 from toolbus.bus.worker.isolation.pool import Isolation
-from toolbus.bus.worker.lines import Early, Lines, Waiting
+from toolbus.bus.worker.lines import Lines, Waiting
 from toolbus.bus.worker.outcome import End, cancelled_waiting, not_run, other_revision, refusal, report_buried, report_end
 from toolbus.bus.worker.run import Run, RunContext
 from toolbus.bus.worker.sessions import OpenSessions, WorkerSessions
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MOST_GATHERED = 16_384
+# Calls that were cancelled, or given more time, on their way here.
+_MOST_EARLY = 10_000
 # Seconds in which a run that was abandoned, or a suspect after its deadline, may still clean up.
 _CANCEL_GRACE = 1.0
 # A handler that is told to stop and still runs after so many seconds counts as stuck.
@@ -106,7 +109,9 @@ class Slots:
         self.threads = Threads(settings.concurrency)
         self._runs: dict[str, Run] = {}
         self._unwatched: list[Run] = []
-        self._early = Early()
+        # Of calls that are on their way here: the errors of those that must not start, and later deadlines.
+        self._early_ends: Latest[str, str] = Latest(_MOST_EARLY)
+        self._early_deadlines: Latest[str, float] = Latest(_MOST_EARLY)
         self.free = settings.concurrency
         self._alone_from = settings.alone_from
         self.failure: ToolbusError | None = None
@@ -322,11 +327,11 @@ class Slots:
         request, tries = delivery.request, delivery.attempt - delivery.excused_attempts
         served = self._served.get(request.service)
         error: ErrorInfo | None = None
-        if self._early.extended:
-            delivery.extended = max(delivery.extended, self._early.extended.pop(request.id, 0.0))
+        if self._early_deadlines:
+            delivery.extended = max(delivery.extended, self._early_deadlines.pop(request.id, 0.0))
             delivery.deadline = max(delivery.deadline, delivery.extended)
-        if delivery.cancelled or request.id in self._early.cancelled:
-            error = cancelled_waiting(delivery.cancelled or self._early.cancelled[request.id])
+        if delivery.cancelled or request.id in self._early_ends:
+            error = cancelled_waiting(delivery.cancelled or self._early_ends[request.id])
         elif tries > self.settings.max_deliveries:
             self._bury(delivery)
             return
@@ -568,7 +573,7 @@ class Slots:
             delivery.cancelled = why
         if not held:
             # It is on its way here, perhaps once more.
-            self._early.cancel(call, why)
+            self._early_ends.setdefault(call, why)
         for run in running:
             # A caller whose time is up cancels, too; a handler that cleans up after its deadline is not to be cancelled out of that.
             if not run.stuck:
@@ -586,7 +591,7 @@ class Slots:
         for delivery in held:
             delivery.extended = max(delivery.extended, deadline)
         if not held:
-            self._early.extend(call, deadline)
+            self._early_deadlines[call] = deadline
 
     def _of(self, call: str) -> tuple[list[Run], list[Delivery], list[Delivery]]:
         """Return the runs of a call, its deliveries that wait, and those of both that are held."""
@@ -621,9 +626,9 @@ class Slots:
     def _remember(self, delivery: Delivery) -> None:
         # One whose caller seemed to be gone is to run if it comes again: its reply stream alone may have been lost.
         if delivery.cancelled and (delivery.replies or not delivery.request.agent):
-            self._early.cancel(delivery.request.id, delivery.cancelled)
+            self._early_ends.setdefault(delivery.request.id, delivery.cancelled)
         if delivery.extended:
-            self._early.extend(delivery.request.id, delivery.extended)
+            self._early_deadlines[delivery.request.id] = delivery.extended
 
     def on_replies_gone(self, replies: str, error: ErrorInfo) -> None:
         """Stop every call whose answer no caller reads any more."""
