@@ -32,7 +32,7 @@ from toolbus.bus.worker.invocation import Caller
 from toolbus.bus.worker.isolation.pool import Isolation
 from toolbus.bus.worker.outcome import result_of
 from toolbus.bus.worker.provide import Services
-from toolbus.bus.worker.run import Run, RunContext
+from toolbus.bus.worker.run import Run
 from toolbus.bus.worker.service import Session, ToolService
 from toolbus.bus.worker.session_state import SessionState
 from toolbus.bus.worker.statistics import Sampling
@@ -137,22 +137,14 @@ class Recorder:
     ) -> None:
         # It is each of the steps that a run uses.
         self.steps = self.outbox = self.endings = self.beginnings = self.snapshots = self.notes = self
-        self.context = RunContext(
-            broker=cast("WorkerBroker", self),
-            settings=settings,
-            threads=threads,
-            isolation=isolation,
-            middleware=middleware,
-            most_gathered=settings.max_frame // 2,
-            clock=time.monotonic,
-            sampling=Sampling(self.note, sampled=False),
-            caller=self.caller,
-            # There are no slots, and no other attempt.
-            ended=lambda run: None,
-            stopped=lambda run: None,
-            extended=self.arm,
-            try_again=lambda run, error: False,
-        )
+        self.broker = cast("WorkerBroker", self)
+        self.settings = settings
+        self.threads = threads
+        self.isolation = isolation
+        self.middleware = middleware
+        self.most_gathered = settings.max_frame // 2
+        self.clock = time.monotonic
+        self.sampling = Sampling(self.note, sampled=False)
         self.instance = INSTANCE
         self.tallies = cast("Tallies", OwnTallies())
         self.congested = False
@@ -175,7 +167,17 @@ class Recorder:
     def note(self, delivery: Delivery, ending: Ending, *, sampled: bool, kept: bool, left_out: int) -> None:
         """Do nothing: there are no operators to tell."""
 
-    def arm(self, run: Run) -> None:
+    def ended(self, run: Run) -> None:
+        """Do nothing: there are no slots."""
+
+    def stopped(self, run: Run) -> None:
+        """Do nothing: no slot waits for the handler."""
+
+    def try_again(self, run: Run, error: ErrorInfo) -> bool:
+        """Return that there is no other attempt."""
+        return False
+
+    def extended(self, run: Run) -> None:
         """Start the timer for a run's deadline; also called for the first deadline."""
         self.disarm()
         loop = asyncio.get_running_loop()
@@ -407,10 +409,10 @@ class InvocationEnvironment:
         recorder = Recorder(self.settings, self._threads, tried.isolation, self._middleware, self._answers, self._confirm)
         delivery = Delivery(request, "test", b"", 0, self.attempt, time.monotonic() + request.timeout, 0.0, new_run(), _NO_QUEUE, _NO_FENCE)
         loop = asyncio.get_running_loop()
-        run = Run(recorder.context, loop, delivery, tried.served, tried.served.handler(request))
+        run = Run(recorder, loop, delivery, tried.served, tried.served.handler(request))
         run.task = task = loop.create_task(tried.execute(run))
         self._runs.add(run)
-        recorder.arm(run)
+        recorder.extended(run)
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:

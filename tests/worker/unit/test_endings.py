@@ -214,7 +214,7 @@ async def test_a_run_that_is_closed_from_outside_is_not_answered(in_loop: bool) 
     held = await bench.begin("hold_and_tell")
     served = bench.slots._served["unit"]
     delivery = bench.delivery("hold_and_tell")
-    run = Run(bench.slots.run_context, bench.loop, delivery, served, served.handler(delivery.request), task=held.task)
+    run = Run(bench.slots, bench.loop, delivery, served, served.handler(delivery.request), task=held.task)
     bench.slots._runs[delivery.run] = run
     stepped = run.execute()
     stepped.send(None)

@@ -58,7 +58,7 @@ async def test_a_move_that_is_not_in_the_table_is_an_error() -> None:
     bench = Bench(noop)
     delivery = bench.delivery("noop")
     served = bench.slots._served["unit_states"]
-    run = Run(bench.slots.run_context, bench.loop, delivery, served, served.handler(delivery.request), state=RunState.ANSWERED)
+    run = Run(bench.slots, bench.loop, delivery, served, served.handler(delivery.request), state=RunState.ANSWERED)
     with pytest.raises(BadTransitionError, match=r"^RunState: ANSWERED is not followed by RUNNING$"):
         await run.execute()
     assert run.state is RunState.ANSWERED

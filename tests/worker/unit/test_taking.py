@@ -134,7 +134,7 @@ async def test_a_suspect_runs_in_the_last_second_before_its_deadline(seen: list[
     bench.serve()
     bench.broker.arrive(bench.delivery("nap", {"name": "a"}), bench.delivery("nap", {"name": "s"}, attempt=4, deadline=1001.5))
     await asyncio.sleep(0.8)
-    bench.slots.run_context.stopped(bench.slots._runs["run-1"])
+    bench.slots.stopped(bench.slots._runs["run-1"])
     await asyncio.sleep(0.3)
     assert seen == ["a", "a ended", "s"]
     await bench.drained()

@@ -7,7 +7,7 @@ import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -66,18 +66,13 @@ _SESSION_MOVED = ErrorInfo(
 _making = threading.Lock()
 
 
-class RunContext(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """The objects that the runs of one worker share, and the functions by which a run tells its worker of a change.
+class RunContext(Protocol):
+    """The slots of a worker, as their runs see them: what these share, and whom they tell of a change.
 
     Attributes:
         most_gathered: bytes of text that gather for one frame, about.
         clock: returns monotonic seconds.
         sampling: takes in which attempts have ended.
-        caller: returns the bus for nested calls.
-        ended: frees the run's slot.
-        stopped: takes note that the run was told to stop before its end.
-        extended: takes note that the run's deadline has changed.
-        try_again: keeps the request of a failed run for another attempt; returns False when there is to be none.
     """
 
     broker: WorkerBroker
@@ -88,11 +83,21 @@ class RunContext(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     most_gathered: int
     clock: Callable[[], float]
     sampling: Sampling
-    caller: Callable[[], Awaitable[Caller]]
-    ended: Callable[[Run], None]
-    stopped: Callable[[Run], None]
-    extended: Callable[[Run], None]
-    try_again: Callable[[Run, ErrorInfo], bool]
+
+    def caller(self) -> Awaitable[Caller]:
+        """Return the bus for nested calls."""
+
+    def ended(self, run: Run) -> None:
+        """Free a run's slot."""
+
+    def stopped(self, run: Run) -> None:
+        """Take note that a run was told to stop before its end."""
+
+    def extended(self, run: Run) -> None:
+        """Take note that a run's deadline has changed."""
+
+    def try_again(self, run: Run, error: ErrorInfo) -> bool:
+        """Keep the request of a failed run for another attempt; return False when there is to be none."""
 
 
 class Run(msgspec.Struct, eq=False):
@@ -103,7 +108,7 @@ class Run(msgspec.Struct, eq=False):
     A Struct because it is made in C: with as many fields as it has, that saves the worker half a µs a call.
 
     Attributes:
-        context: what the runs of one worker share.
+        context: the slots of its worker.
         task: the task of ``execute``, until the run has ended.
         slot: of the deadline, for its removal; 0 while it has none.
         stopped: why the handler was told to stop, or None.
@@ -648,7 +653,7 @@ class _RunInvocation(Invocation):
         return await self._run.confirm(question, data, timeout)
 
 
-class Stream:
+class Stream(msgspec.Struct, eq=False):
     """Sends what a handler yields. Texts gather while earlier frames leave: several in one frame cost hardly more than one.
 
     Attributes:
@@ -658,19 +663,13 @@ class Stream:
         first: when the first text was sent, in monotonic seconds; 0 before.
     """
 
-    __slots__ = ("_most_gathered", "_outbox", "_run", "_sent", "_settings", "_size", "blobs", "first", "gathered", "has_text")
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._outbox = run.context.broker.steps.outbox
-        self._settings = run.context.settings
-        self._most_gathered = run.context.most_gathered
-        self._sent = 0
-        self._size = 0
-        self.blobs = 0
-        self.first = 0.0
-        self.gathered: list[str] = []
-        self.has_text = False
+    _run: Run
+    _sent: int = 0
+    _size: int = 0
+    blobs: int = 0
+    first: float = 0.0
+    gathered: list[str] = []
+    has_text: bool = False
 
     async def consume(self, items: Any) -> ToolResult:
         """Send the items of an async iterable; return the result that it yields last, or one without output.
@@ -680,7 +679,8 @@ class Stream:
             CancelledError: the run was answered meanwhile.
         """
         result: ToolResult | None = None
-        outbox, run = self._outbox, self._run
+        run = self._run
+        outbox = run.context.broker.steps.outbox
         iterator: AsyncIterator[Any] = aiter(items)
         try:
             async for item in iterator:
@@ -713,23 +713,23 @@ class Stream:
         if not text:
             return
         self.has_text = True
-        most = self._most_gathered
+        context = self._run.context
         try:
             size = len(text) if text.isascii() else len(text.encode())
         except UnicodeEncodeError:
             # Lone surrogates are replaced where text is cut into pieces.
-            size = most + 1
-        if size > most:
+            size = context.most_gathered + 1
+        if size > context.most_gathered:
             self.send_pieces("text", text)
             return
         self._sent += size
-        if self._sent > self._settings.max_output:
+        if self._sent > context.settings.max_output:
             self._count(0)
         if not self.gathered:
-            self._outbox.before_sending(self.pack)
+            context.broker.steps.outbox.before_sending(self.pack)
         self.gathered.append(text)
         self._size += size
-        if self._size > most:
+        if self._size > context.most_gathered:
             self.pack()
 
     def pack(self) -> None:
@@ -751,7 +751,7 @@ class Stream:
             ToolError: the call has sent more than it may.
         """
         self.first = self.first or self._run.context.clock()
-        for piece in pieces(text, self._settings.max_frame):
+        for piece in pieces(text, self._run.context.settings.max_frame):
             self._count(len(piece))
             frame = self._run.frame(kind)
             frame.response = piece
@@ -767,7 +767,7 @@ class Stream:
             raise ToolError(f"a blob's media type has at most {_MOST_MEDIA_TYPE} characters", code="bad_result")
         self.blobs += 1
         # Base64 makes four bytes of three.
-        step = self._settings.max_frame * 3 // 4
+        step = self._run.context.settings.max_frame * 3 // 4
         for start in range(0, max(1, len(blob.data)), step):
             self._count(min(step, len(blob.data) - start))
             frame = self._run.frame("blob")
@@ -786,6 +786,6 @@ class Stream:
 
     def _count(self, size: int) -> None:
         self._sent += size
-        limit = self._settings.max_output
+        limit = self._run.context.settings.max_output
         if self._sent > limit:
             raise ToolError(f"the output is over the limit of {limit} bytes (TOOLBUS_MAX_OUTPUT)", code="output_limit")

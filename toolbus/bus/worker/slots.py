@@ -23,6 +23,7 @@ from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.support.display import shortened
 from toolbus.bus.support.latest import Latest
 from toolbus.bus.support.safe_text import reason_of
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.telemetry.output import lines_lost
 from toolbus.bus.values.envelope import NOT_FINISHED, NOT_TAKEN
@@ -34,7 +35,7 @@ from toolbus.bus.worker.invocation import Caller
 from toolbus.bus.worker.isolation.pool import Isolation
 from toolbus.bus.worker.lines import Lines, Waiting
 from toolbus.bus.worker.outcome import End, cancelled_waiting, not_run, other_revision, refusal, report_buried, report_end
-from toolbus.bus.worker.run import Run, RunContext
+from toolbus.bus.worker.run import Run
 from toolbus.bus.worker.sessions import OpenSessions, WorkerSessions
 from toolbus.bus.worker.statistics import Sampling
 from toolbus.bus.worker.transitions import NEXT_OF_TAKING, BadTransitionError, RunState, TakingState
@@ -78,7 +79,6 @@ class Slots:
     Attributes:
         sessions: the open ones of all services.
         sampling: takes in which attempts have ended.
-        run_context: what its runs share.
         free: how many slots are free.
         started, finished: how many runs began, and ended.
         overgrown: set when half of the slots are held by handlers that can't be stopped.
@@ -99,7 +99,11 @@ class Slots:
         self.settings = settings
         self.broker = broker
         self.isolation = isolation
+        self.middleware = middleware
+        self.caller = caller
         self.clock = clock
+        # Half of what a frame may hold: the piece that fills it comes on top.
+        self.most_gathered = min(_MOST_GATHERED, settings.max_frame // 2)
         self.sampling = Sampling(broker.note, sampled=settings.recent != "off", kept=settings.history > 0)
         self._served = served
         self._loop = asyncio.get_running_loop()
@@ -133,22 +137,6 @@ class Slots:
         )
         self.sessions = WorkerSessions(
             lambda served: OpenSessions(served, broker, self.deadlines, clock, settings.lease), self._lines.empty, close_nested
-        )
-        self.run_context = RunContext(
-            broker=broker,
-            settings=settings,
-            threads=self.threads,
-            isolation=isolation,
-            middleware=middleware,
-            # Half of what a frame may hold: the piece that fills it comes on top.
-            most_gathered=min(_MOST_GATHERED, settings.max_frame // 2),
-            clock=clock,
-            sampling=self.sampling,
-            caller=caller,
-            ended=self._ended,
-            stopped=self._run_stopped,
-            extended=self._extended,
-            try_again=self._try_again,
         )
         self.overgrown = asyncio.Event()
         self.started = self.finished = 0
@@ -351,7 +339,7 @@ class Slots:
             self._waiting.suspects.append(delivery)
             self._taking.interrupt()
             return
-        run = Run(self.run_context, self._loop, delivery, served, handler)
+        run = Run(self, self._loop, delivery, served, handler)
         delivery.begun = True
         self._runs[delivery.run] = run
         self.free -= 1
@@ -385,7 +373,7 @@ class Slots:
                 self.start(waiting.ready.popleft())
             self.watch_deadlines()
 
-    def _try_again(self, run: Run, error: ErrorInfo) -> bool:
+    def try_again(self, run: Run, error: ErrorInfo) -> bool:
         """Keep the request of a failed run for another attempt; return False when there is to be none."""
         delivery, policy = run.delivery, run.handler.retry
         if policy is None or not policy.allows(delivery.tries, self.settings.max_deliveries):
@@ -481,7 +469,7 @@ class Slots:
 
     # -- for the runs -----------------------------------------------------------------------------
 
-    def _ended(self, run: Run) -> None:
+    def ended(self, run: Run) -> None:
         """Free a run's slot."""
         key = run.delivery.run
         if run.slot:
@@ -495,14 +483,14 @@ class Slots:
         if self._waiting.due or self._waiting.ready:
             self.start_due()
 
-    def _extended(self, run: Run) -> None:
+    def extended(self, run: Run) -> None:
         """Move the timer of a run whose deadline has changed."""
         if run.slot and run.state is not _ENDED:
             key = run.delivery.run
             self.deadlines.remove(run.slot, key)
             run.slot = self.deadlines.add(run.delivery.deadline, key, run.expire)
 
-    def _run_stopped(self, run: Run) -> None:
+    def stopped(self, run: Run) -> None:
         """Look some seconds later whether the handler has stopped."""
         self._wake.set()
         self.deadlines.add(self.clock() + _STOPS_WITHIN, ("stopped", run.delivery.run), self._count_stuck)
@@ -702,6 +690,15 @@ class Taking:
         if self.state is not _STOPPED:
             self.state = _READY
 
+    @contextlib.contextmanager
+    def _while(self, state: TakingState) -> Iterator[None]:
+        """Be in a state, and then look what to do next."""
+        self._move(state)
+        try:
+            yield
+        finally:
+            self._settle()
+
     # -- for the slots ----------------------------------------------------------------------------
 
     @property
@@ -753,15 +750,16 @@ class Taking:
         Raises:
             ToolbusError: the broker can't go on.
         """
-        self._settle()
         while self.state is not _STOPPED:
             if self._waiting.suspects:
                 await self._run_suspect()
             elif self._room_wanted:
                 await self._make_room()
             elif self._slots.free < 1:
-                await self._wait_for_slot()
+                with self._while(_FULL):
+                    await _change(self._wake, None)
             else:
+                # Without a call more on each call's way.
                 self._move(_POLLING)
                 try:
                     taken = await self._broker.steps.intake.take(self._slots.free)
@@ -772,22 +770,11 @@ class Taking:
                 await asyncio.sleep(0)
                 self._slots.watch_deadlines()
 
-    async def _wait_for_slot(self) -> None:
-        self._move(_FULL)
-        self._wake.clear()
-        try:
-            await self._wake.wait()
-        finally:
-            self._settle()
-
     async def _make_room(self) -> None:
         """Let what is here end, so that a request that must run alone finds a place; for a bounded time, since other calls wait too."""
-        self._move(_MAKING_ROOM)
-        try:
+        with self._while(_MAKING_ROOM):
             # What waits for its next attempt is here as well: a suspect might take it along.
             await self._until(lambda: not self._slots.busy(), self._clock() + self._limit)
-        finally:
-            self._settle()
         self._room_wanted = False
         if self._slots.busy():
             self._room_again = self._clock() + self._limit
@@ -799,8 +786,7 @@ class Taking:
 
     async def _run_suspect(self) -> None:
         """Run a request that may have killed its workers while nothing else runs here, so that it takes nothing with it."""
-        self._move(_CLEARING)
-        try:
+        with self._while(_CLEARING):
             await self._until(self._slots.idle, self._waiting.suspects[0].deadline)
             if self.state is not _STOPPED and self._waiting.suspects:
                 delivery = self._waiting.suspects.popleft()
@@ -809,8 +795,6 @@ class Taking:
                 self._slots.start(delivery, alone=True)
                 self._slots.watch_deadlines()
                 await self._until(self._slots.idle, delivery.deadline + _CANCEL_GRACE)
-        finally:
-            self._settle()
         self._slots.start_due()
 
     async def _until(self, condition: Callable[[], bool], until: float) -> None:
@@ -819,12 +803,10 @@ class Taking:
             await _change(self._wake, left)
 
 
-async def _change(wake: asyncio.Event, seconds: float) -> None:
-    """Wait until a run has ended or something else has changed, at most so many seconds."""
+async def _change(wake: asyncio.Event, seconds: float | None) -> None:
+    """Wait until a run has ended or something else has changed, at most so many seconds (None: for ever)."""
     wake.clear()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await wake.wait()
+    await at_most(seconds, wake.wait())
 
 
 # Seconds that a leaving worker waits for each of the server's answers.
