@@ -5,8 +5,9 @@ They are checked in the same way at every caller and in the worker, which binds 
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,10 +32,6 @@ _MOST_WEIGHT = 1000
 # Even a single violation includes those of all choices that did not fit.
 _MOST_DESCRIBED = 2_000
 _MOST_LEVELS_COUNTED = 64
-# Raised when converting arguments of the wrong shape, lone surrogates, numbers out of range or endless nesting.
-_WRONG = (msgspec.ValidationError, ValueError, OverflowError, RecursionError)
-# The argument's name in the path at the end of a message.
-_ARGUMENT = re.compile(r"`\$\.(\w+)[^`]*`\Z")
 
 
 class RequiredOnly:
@@ -244,6 +241,71 @@ def _broken_reference(schema: Mapping[str, Any], message: str) -> tuple[str | in
 
 # -- what a function takes -----------------------------------------------------------------------------
 
+REF_TEMPLATE = "#/$defs/{name}"
+# Raised when converting arguments of the wrong shape, lone surrogates, numbers out of range or endless nesting.
+_WRONG = (msgspec.ValidationError, ValueError, OverflowError, RecursionError)
+# The argument's name in the path at the end of a message.
+_ARGUMENT = re.compile(r"`\$\.(\w+)[^`]*`\Z")
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """One parameter that takes an argument of the caller.
+
+    Attributes:
+        annotation: the resolved annotation; Any when there is none or it can't be resolved.
+        default: the default; ``inspect.Parameter.empty`` when there is none.
+        description: the text from ``Annotated``, else from the docstring.
+        named: whether an argument can be passed by name.
+        positional: whether an argument can be passed by position.
+    """
+
+    name: str
+    annotation: Any
+    default: Any
+    description: str
+    named: bool
+    positional: bool
+
+    @property
+    def required(self) -> bool:
+        """True if a call must give an argument for it."""
+        return self.default is inspect.Parameter.empty
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """The signature of a function as its callers see it.
+
+    Attributes:
+        parameters: those that take arguments, in order; without ``*args`` and ``**kwargs``.
+        injected: parameters that the worker fills in, with their types.
+        spared: values for injected parameters whose service no code provides: the default, or None where the annotation allows it.
+        rest: ``**kwargs``, or None.
+        star: the name of ``*args``, or empty.
+        reserved: names that no argument may have, even with ``**kwargs``.
+        unresolved: why the annotations of some parameters stand for anything: they can't be evaluated.
+        filled: what makes the defaults that stand in Pydantic's fields, which Python would pass as the fields themselves.
+    """
+
+    function: str
+    description: str
+    parameters: tuple[Parameter, ...]
+    injected: dict[str, type]
+    rest: Parameter | None
+    star: str
+    reserved: frozenset[str]
+    spared: dict[str, Any] = {}
+    unresolved: dict[str, str] = {}
+    filled: dict[str, Callable[[], Any]] = {}
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """A parameter with what describes and converts its arguments: msgspec as ``type``, or Pydantic. ``problem`` is what neither can."""
+
+    parameter: Parameter
+    type: Any = Any
+    adapted: custom.Adapted | None = None
+    problem: str = ""
+
 
 class TypedBinder:
     """Validates arguments by the annotations of a function and converts them. What does not fit is cast where its schema leaves no doubt.
@@ -251,50 +313,28 @@ class TypedBinder:
     Arguments that were left out stay out, so that the function's own defaults apply.
     """
 
-    __slots__ = ("_adapted", "_fields", "_hints", "_known", "_required", "_reserved", "_rest", "_schema", "_struct")
-
-    def __init__(
-        self,
-        function: str,
-        types: Mapping[str, Any],
-        required: Collection[str],
-        *,
-        rest: Any,
-        reserved: Collection[str],
-        schema: Mapping[str, Any],
-        hints: Mapping[str, object],
-        adapted: Mapping[str, Callable[[Any], Any]],
-    ) -> None:
-        """Make a binder.
-
-        Args:
-            function: its name.
-            types: of its parameters.
-            required: the parameters without a default.
-            rest: the type of further arguments; None: there may be none.
-            reserved: names that no further argument may have.
-            schema: of the arguments.
-            hints: schemas by name.
-            adapted: what converts arguments that msgspec can't, by name; those of further arguments under an empty name.
-        """
+    def __init__(self, signature: Signature, taken: Sequence[Taken], schema: dict[str, Any]) -> None:
+        types = {each.parameter.name: each.type for each in taken}
+        self._rest = None if signature.rest is None else types.pop(signature.rest.name)
+        self._reserved = signature.reserved
+        self._required = [parameter.name for parameter in signature.parameters if parameter.required]
+        self._schema = schema
+        self._hints = _hints(schema)
+        # Of arguments that msgspec can't convert; those of further arguments under an empty name.
+        self._adapted = {
+            "" if each.parameter is signature.rest else each.parameter.name: each.adapted.convert for each in taken if each.adapted
+        }
         # Struct fields get names of their own, since a parameter may have the name of one of Struct's attributes.
         self._fields = {name: f"f{index}" for index, name in enumerate(types)}
-        self._known = types.keys()
-        self._hints = hints
-        self._schema = schema
-        self._adapted = dict(adapted)
-        self._required = tuple(required)
-        self._rest = rest
-        self._reserved = frozenset(reserved)
         fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [
-            (field, types[name]) if name in required else (field, types[name], msgspec.UNSET) for name, field in self._fields.items()
+            (field, types[name]) if name in self._required else (field, types[name], msgspec.UNSET) for name, field in self._fields.items()
         ]
         self._struct = msgspec.defstruct(
-            function.rpartition(".")[2].strip("<>") or "arguments",
+            signature.function.rpartition(".")[2].strip("<>") or "arguments",
             fields,
             rename={field: name for name, field in self._fields.items()},
             kw_only=True,
-            forbid_unknown_fields=rest is None,
+            forbid_unknown_fields=self._rest is None,
         )
 
     def bind(self, arguments: Mapping[str, Any], /) -> dict[str, Any]:
@@ -325,10 +365,10 @@ class TypedBinder:
             bound = {
                 name: getattr(values, fields[name]) if name in fields else self._further(name, value) for name, value in arguments.items()
             }
-        for name, convert in self._adapted.items():
+        for name, adapt in self._adapted.items():
             if name in bound:
                 try:
-                    bound[name] = convert(bound[name])
+                    bound[name] = adapt(bound[name])
                 except ValueError as error:
                     raise refusal.of([_located(error, refusal.place([name])) + refusal.hint(self._hints.get(name))]) from None
         return bound
@@ -337,7 +377,7 @@ class TypedBinder:
         if not isinstance(name, str):
             raise refusal.of([refusal.violation(f"Expected names that are strings, got `{refusal.type_word(name)}`")])
         if name in self._reserved:
-            raise refusal.of([refusal.unexpected([name], self._known)])
+            raise refusal.of([refusal.unexpected([name], self._fields)])
         try:
             if "" in self._adapted:
                 return self._adapted[""](value)
@@ -351,7 +391,7 @@ class TypedBinder:
         violations: list[str] = []
         unknown = [name for name in arguments if name not in self._fields]
         if unknown and self._rest is None:
-            violations.append(refusal.unexpected(map(str, unknown), self._known))
+            violations.append(refusal.unexpected(map(str, unknown), self._fields))
         violations += [refusal.missing(name) for name in self._required if name not in arguments]
         if violations:
             return refusal.of(violations)
@@ -360,50 +400,15 @@ class TypedBinder:
         return refusal.of([located + refusal.hint(self._hints.get(argument[1]) if argument else None)])
 
 
-class CheckedBinder(msgspec.Struct, eq=False):
-    """Passes arguments on, once they match a schema that the author gave."""
-
-    preparer: Preparer
-    known: frozenset[str]
-    required: frozenset[str]
-    rest: bool
-    reserved: frozenset[str]
-
-    def bind(self, arguments: Mapping[str, Any], /) -> dict[str, Any]:
-        """Return the keyword arguments for the handler.
-
-        Raises:
-            ToolError: ``invalid_arguments``; the message names the place and what is expected there.
-        """
-        made = self.preparer.prepare(arguments)
-        names = made.keys()
-        if self.required <= names and (self.reserved.isdisjoint(names) if self.rest else names <= self.known):
-            return dict(made)
-        # The schema accepts more than the function does.
-        unknown = [name for name in names if name in self.reserved or not (self.rest or name in self.known)]
-        violations = [refusal.unexpected(unknown, sorted(self.known))] if unknown else []
-        violations += [refusal.missing(name) for name in sorted(self.required - names)]
-        raise refusal.of(violations)
-
-
-class WholeBinder(msgspec.Struct, eq=False):
-    """Passes all arguments as one dict, once they match a schema that the author gave."""
-
-    preparer: Preparer
-    name: str
-
-    def bind(self, arguments: Mapping[str, Any], /) -> dict[str, Any]:
-        """Return the one keyword argument for the handler.
-
-        Raises:
-            ToolError: ``invalid_arguments``; the message names the place and what is expected there.
-        """
-        return {self.name: dict(self.preparer.prepare(arguments))}
-
-
 def _located(error: Exception, root: str) -> str:
     """Return msgspec's message with its path moved under ``root``."""
     what, _, where = str(error).rpartition(" - at `")
     if not what:
         return f"{refusal.shorten(where, 200)} - at `{root}`"
     return f"{refusal.shorten(what, 200)} - at `{where.replace('$', root, 1)}"
+
+
+def _hints(schema: dict[str, Any]) -> dict[str, object]:
+    """Return the schema of each argument, with one reference followed."""
+    definitions = {REF_TEMPLATE.format(name=name): definition for name, definition in schema.get("$defs", {}).items()}
+    return {name: definitions.get(each.get("$ref"), each) for name, each in schema["properties"].items()}

@@ -13,7 +13,8 @@ from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin, get_t
 import docstring_parser
 import msgspec
 
-from toolbus.bus.schema.arguments import CheckedBinder, Preparer, TypedBinder, Validator, WholeBinder
+from toolbus.bus.schema import refusal
+from toolbus.bus.schema.arguments import REF_TEMPLATE, Parameter, Preparer, Signature, Taken, TypedBinder, Validator
 from toolbus.bus.schema.custom import Adapted, convert, describe, hoist, in_order, understood
 from toolbus.bus.support.safe_text import described
 from toolbus.bus.values.results import DescriptorError
@@ -22,59 +23,10 @@ from toolbus.bus.values.results import DescriptorError
 Injected: TypeAlias = Container[type] | Callable[[type], bool]
 
 _Function: TypeAlias = Callable[..., Any]
+_Bind: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-class Parameter(msgspec.Struct, frozen=True):
-    """One parameter that takes an argument of the caller.
-
-    Attributes:
-        annotation: the resolved annotation; Any when there is none or it can't be resolved.
-        default: the default; ``inspect.Parameter.empty`` when there is none.
-        description: the text from ``Annotated``, else from the docstring.
-        named: whether an argument can be passed by name.
-        positional: whether an argument can be passed by position.
-    """
-
-    name: str
-    annotation: Any
-    default: Any
-    description: str
-    named: bool
-    positional: bool
-
-    @property
-    def required(self) -> bool:
-        """True if a call must give an argument for it."""
-        return self.default is inspect.Parameter.empty
-
-
-class Signature(msgspec.Struct, frozen=True):
-    """The signature of a function as its callers see it.
-
-    Attributes:
-        parameters: those that take arguments, in order; without ``*args`` and ``**kwargs``.
-        injected: parameters that the worker fills in, with their types.
-        spared: values for injected parameters whose service no code provides: the default, or None where the annotation allows it.
-        rest: ``**kwargs``, or None.
-        star: the name of ``*args``, or empty.
-        reserved: names that no argument may have, even with ``**kwargs``.
-        unresolved: why the annotations of some parameters stand for anything: they can't be evaluated.
-        filled: what makes the defaults that stand in Pydantic's fields, which Python would pass as the fields themselves.
-    """
-
-    function: str
-    description: str
-    parameters: tuple[Parameter, ...]
-    injected: dict[str, type]
-    rest: Parameter | None
-    star: str
-    reserved: frozenset[str]
-    spared: dict[str, Any] = {}
-    unresolved: dict[str, str] = {}
-    filled: dict[str, Callable[[], Any]] = {}
 
 
 def read_signature(function: _Function, *, injected: Injected, skip_self: bool) -> Signature:
@@ -240,9 +192,6 @@ def _documentation(target: _Function) -> tuple[str, Mapping[str, str]]:
     return ("\n\n" if parsed.blank_after_short_description else "\n").join(parts) or text, described
 
 
-_REF_TEMPLATE = "#/$defs/{name}"
-
-
 class Derived(msgspec.Struct, frozen=True):
     """A function as a tool.
 
@@ -260,7 +209,7 @@ class Derived(msgspec.Struct, frozen=True):
     description: str
     parameters: dict[str, Any]
     injected: dict[str, type]
-    bind: Callable[[Mapping[str, Any]], dict[str, Any]]
+    bind: _Bind
     spared: dict[str, Any] = {}
     unresolved: dict[str, str] = {}
 
@@ -299,25 +248,14 @@ def _from_annotations(signature: Signature) -> Derived:
         if not parameter.named:
             raise _misfit(signature, f"takes {parameter.name!r} by position only; tools are called with named arguments")
     taken = [_usable(parameter) for parameter in (*signature.parameters, *([signature.rest] if signature.rest else []))]
-    types = {each.parameter.name: each.type for each in taken}
-    rest = None if signature.rest is None else types.pop(signature.rest.name)
     schema = _schema(signature, taken)
-    binder = TypedBinder(
-        signature.function,
-        types,
-        [parameter.name for parameter in signature.parameters if parameter.required],
-        rest=rest,
-        reserved=signature.reserved,
-        schema=schema,
-        hints=_hints(schema),
-        adapted={"" if each.parameter is signature.rest else each.parameter.name: each.adapted.convert for each in taken if each.adapted},
-    )
+    binder = TypedBinder(signature, taken, schema)
     unresolved = signature.unresolved | {each.parameter.name: each.problem for each in taken if each.problem}
     return Derived(signature.description, schema, signature.injected, _filling(binder.bind, signature), signature.spared, unresolved)
 
 
-def _schema(signature: Signature, taken: Iterable[_Taken]) -> dict[str, Any]:
-    described, components = msgspec.json.schema_components([each.type for each in taken], schema_hook=describe, ref_template=_REF_TEMPLATE)
+def _schema(signature: Signature, taken: Iterable[Taken]) -> dict[str, Any]:
+    described, components = msgspec.json.schema_components([each.type for each in taken], schema_hook=describe, ref_template=REF_TEMPLATE)
     definitions: dict[str, Any] = {}
     schemas = [
         hoist(schema if each.adapted is None else each.adapted.schema, definitions) for schema, each in zip(described, taken, strict=True)
@@ -342,39 +280,24 @@ def _schema(signature: Signature, taken: Iterable[_Taken]) -> dict[str, Any]:
     return document
 
 
-def _hints(schema: dict[str, Any]) -> dict[str, object]:
-    """Return the schema of each argument, with one reference followed."""
-    definitions = {_REF_TEMPLATE.format(name=name): definition for name, definition in schema.get("$defs", {}).items()}
-    return {name: definitions.get(each.get("$ref"), each) for name, each in schema["properties"].items()}
-
-
-class _Taken(msgspec.Struct, frozen=True):
-    """A parameter with what describes and converts its arguments: msgspec as ``type``, or Pydantic. ``problem`` is what neither can."""
-
-    parameter: Parameter
-    type: Any = Any
-    adapted: Adapted | None = None
-    problem: str = ""
-
-
-def _usable(parameter: Parameter) -> _Taken:
+def _usable(parameter: Parameter) -> Taken:
     """Return how a parameter's arguments are described and converted; a default of None allows null."""
     annotation = parameter.annotation
     if annotation is object:
-        return _Taken(parameter)
+        return Taken(parameter)
     if parameter.default is None and not allows_none(annotation):
         annotation = Union[annotation, None]  # noqa: UP007 - not every annotation has the operator
     type_, lost = understood(annotation)
     supported = _supported(lambda: type_)
     if supported and not lost:
-        return _Taken(parameter, type_)
+        return Taken(parameter, type_)
     try:
-        return _Taken(parameter, adapted=Adapted(annotation, parameter.name))
+        return Taken(parameter, adapted=Adapted(annotation, parameter.name))
     except ValueError as error:
-        return _Taken(parameter, type_ if supported else Any, problem=str(error))
+        return Taken(parameter, type_ if supported else Any, problem=str(error))
 
 
-def _filling(bind: Callable[[Mapping[str, Any]], dict[str, Any]], signature: Signature) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+def _filling(bind: _Bind, signature: Signature) -> _Bind:
     """Return a binder that gives what was left out the defaults that Python would not: those within Pydantic's fields."""
     makers = signature.filled
     if not makers:
@@ -395,7 +318,7 @@ def describable(type_: object) -> bool:
 def _supported(annotation: Callable[[], Any]) -> bool:
     try:
         type_ = annotation()
-        msgspec.json.schema_components([type_], schema_hook=describe, ref_template=_REF_TEMPLATE)
+        msgspec.json.schema_components([type_], schema_hook=describe, ref_template=REF_TEMPLATE)
         # A decoder also refuses unions that have a schema but whose members can't be told apart.
         msgspec.json.Decoder(type_, dec_hook=convert)
     except Exception:  # noqa: BLE001 - looking into a class evaluates its annotations, which is the user's code
@@ -420,22 +343,24 @@ def _from_schema(signature: Signature, parameters: Mapping[str, Any]) -> Derived
     properties = schema.get("properties", {})
     positional = [parameter for parameter in signature.parameters if parameter.positional]
     if len(positional) == 1 and positional[0].name not in properties:
-        bind = _whole(signature, positional[0], preparer).bind
+        bind = _whole(signature, positional[0], preparer)
     else:
-        bind = _checked(signature, properties, preparer).bind
+        bind = _checked(signature, properties, preparer)
     return Derived(signature.description, schema, signature.injected, _filling(bind, signature), signature.spared)
 
 
-def _whole(signature: Signature, taker: Parameter, preparer: Preparer) -> WholeBinder:
+def _whole(signature: Signature, taker: Parameter, preparer: Preparer) -> _Bind:
+    """Return what passes all arguments as one dict, once they match a schema that the author gave."""
     for parameter in signature.parameters:
         if parameter is not taker and parameter.required:
             raise _misfit(signature, f"takes all arguments in {taker.name!r}, so nothing is left for {parameter.name!r}")
     if not taker.named:
         raise _misfit(signature, f"takes {taker.name!r} by position only; tools are called with named arguments")
-    return WholeBinder(preparer, taker.name)
+    return lambda arguments: {taker.name: dict(preparer.prepare(arguments))}
 
 
-def _checked(signature: Signature, properties: Collection[str], preparer: Preparer) -> CheckedBinder:
+def _checked(signature: Signature, properties: Collection[str], preparer: Preparer) -> _Bind:
+    """Return what passes arguments on, once they match a schema that the author gave."""
     known = frozenset(parameter.name for parameter in signature.parameters if parameter.named)
     for name in properties:
         if name in signature.reserved or not (name in known or signature.rest):
@@ -447,7 +372,20 @@ def _checked(signature: Signature, properties: Collection[str], preparer: Prepar
         if properties and parameter.required and parameter.name not in properties:
             raise _misfit(signature, f"needs {parameter.name!r}, which is not a property of its schema")
     required = frozenset(parameter.name for parameter in signature.parameters if parameter.required)
-    return CheckedBinder(preparer, known, required, rest=signature.rest is not None, reserved=signature.reserved)
+    rest, reserved = signature.rest is not None, signature.reserved
+
+    def bind(arguments: Mapping[str, Any], /) -> dict[str, Any]:
+        made = preparer.prepare(arguments)
+        names = made.keys()
+        if required <= names and (reserved.isdisjoint(names) if rest else names <= known):
+            return dict(made)
+        # The schema accepts more than the function does.
+        unknown = [name for name in names if name in reserved or not (rest or name in known)]
+        violations = [refusal.unexpected(unknown, sorted(known))] if unknown else []
+        violations += [refusal.missing(name) for name in sorted(required - names)]
+        raise refusal.of(violations)
+
+    return bind
 
 
 def _misfit(signature: Signature, what: str) -> DescriptorError:
