@@ -19,7 +19,7 @@ except ImportError:  # systems without flock: there the user must run one proces
 _LOOK_AGAIN = 0.01
 
 
-def replace(path: Path, content: bytes, mode: int | None = None) -> None:
+def replace(path: Path, content: bytes, mode: int | None = None, *, lasting: bool = True) -> None:
     """Replace a file so that readers, even after a crash, find either the old or the new content.
 
     A crash may leave a file beside it, whose name is a dot, the file's name, another dot and a random word.
@@ -28,6 +28,7 @@ def replace(path: Path, content: bytes, mode: int | None = None) -> None:
         path: of the file.
         content: what it has from now on.
         mode: its permissions; those of any new file when left out.
+        lasting: wait until it is on the disk; False where only processes that run now read it.
 
     Raises:
         OSError: the file can't be written.
@@ -38,13 +39,15 @@ def replace(path: Path, content: bytes, mode: int | None = None) -> None:
             if mode is not None:
                 written.chmod(mode)
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                file.flush()
+                os.fsync(file.fileno())
         written.replace(path)
     except BaseException:
         written.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    if lasting:
+        _sync_folder(path.parent)
 
 
 def append(path: Path, lines: bytes) -> int:

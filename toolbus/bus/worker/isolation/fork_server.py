@@ -402,43 +402,51 @@ def run_child(descriptor: int, found: tuple[ChildTool, ...], parent: int) -> NoR
     leave_signals_to_worker()
     os.set_inheritable(descriptor, False)
     adopt_orphans()
-    channel, surroundings = Channel(socket.socket(fileno=descriptor)), _Environment()
+    channel, surroundings = Channel(socket.socket(fileno=descriptor)), _Surroundings()
     with asyncio.Runner() as runner:
         while True:
             job = channel.next_job()
             if job is None:
                 os._exit(0)
-            before, answer = _Before(surroundings), Answer(channel, job.token)
+            surroundings.look(runner)
+            answer = Answer(channel, job.token)
             # Context variables that a handler sets are its call's alone.
-            end = contextvars.copy_context().run(_run, found[job.target], job, answer, runner, before)
+            end = contextvars.copy_context().run(_run, found[job.target], job, answer, runner, surroundings)
             if job.memory:
                 address_space(0)
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None:
                     stream.flush()
-            answer.send(Message("end", error=end.error, crashed=end.crashed, fit=end.fit and before.is_restored(runner)))
+            answer.send(Message("end", error=end.error, crashed=end.crashed, fit=end.fit and surroundings.are_kept(runner)))
 
 
-class _Environment:
-    """The folder and the environment, which each call must find as they were.
+class _Surroundings:
+    """Everything that is there before a handler runs: threads and tasks, its services' own among them, the folder and the environment.
 
-    Reading the whole environment takes as long as a call, so that is done only when a call may have changed it.
+    Each call must find folder and environment as they were. Reading the whole environment takes as long as a call, so that is done only
+    when a call may have changed it.
     """
 
     def __init__(self) -> None:
+        self._threads = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._touched = True
         self._were: tuple[str, dict[str, str]] = "", {}
         sys.addaudithook(self._audit)
 
-    def look(self) -> None:
+    def look(self, runner: asyncio.Runner) -> None:
         """Take note of what is there now."""
+        self._threads = _threads()
+        self._tasks = asyncio.all_tasks(runner.get_loop())
         if self._touched:
             self._were = self._are()
             self._touched = False
 
-    def are_kept(self) -> bool:
-        """Return whether they are as they were."""
-        return not self._touched or self._are() == self._were
+    def are_kept(self, runner: asyncio.Runner) -> bool:
+        """Return whether nothing of the call still runs, while folder and environment are as they were."""
+        left = asyncio.all_tasks(runner.get_loop()) - self._tasks
+        running = _threads() > self._threads or left or _offspring()
+        return not running and (not self._touched or self._are() == self._were)
 
     def _audit(self, event: str, _: object) -> None:
         if event in _MOVES:
@@ -453,34 +461,14 @@ class _Environment:
         return folder, dict(os.environ)
 
 
-class _Before:
-    """Everything that was there before a handler ran, its services' own threads and tasks among it."""
-
-    def __init__(self, surroundings: _Environment) -> None:
-        self._threads = _threads()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._surroundings = surroundings
-
-    def look(self, runner: asyncio.Runner) -> None:
-        """Take note of what is there now."""
-        self._threads = _threads()
-        self._tasks = asyncio.all_tasks(runner.get_loop())
-        self._surroundings.look()
-
-    def is_restored(self, runner: asyncio.Runner) -> bool:
-        """Return whether nothing of the call still runs, while folder and environment are as they were."""
-        left = asyncio.all_tasks(runner.get_loop()) - self._tasks
-        return _threads() <= self._threads and not left and not _offspring() and self._surroundings.are_kept()
-
-
-def _run(found: ChildTool, job: Job, answer: Answer, runner: asyncio.Runner, before: _Before) -> Message:
+def _run(found: ChildTool, job: Job, answer: Answer, runner: asyncio.Runner, surroundings: _Surroundings) -> Message:
     """Run one call; return its last message."""
     try:
         request = decode_request(job.request, limit=len(job.request))
         view = _ChildInvocation(answer, runner.get_loop(), request, job)
         enter(lambda: view)
         arguments = found.arguments(request.arguments, runner)
-        before.look(runner)
+        surroundings.look(runner)
         if job.memory:
             address_space(job.memory)
         value = found.function(**arguments)

@@ -6,20 +6,21 @@ import asyncio
 import contextlib
 import errno
 import heapq
+import itertools
+import operator
 import os
-import secrets
 import stat
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
-from itertools import zip_longest
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.statistics.answers import BOUNDS, ToolStatistics, added
+from toolbus.bus.broker.statistics.answers import BOUNDS, ToolStatistics
+from toolbus.bus.support.files import replace
 from toolbus.bus.telemetry.metrics import MEDIA_TYPE, OTHER, Exposition
 from toolbus.bus.telemetry.output import lines_lost
 
@@ -130,7 +131,7 @@ def summed(reports: Iterable[Report]) -> Report:
         counts.update(each.counts)
         for tool in each.tools:
             key = tool.service, tool.tool
-            tools[key] = _sum(tools[key], tool) if key in tools else tool
+            tools[key] = _combined(tools[key], tool, operator.add) if key in tools else tool
     total.sessions, total.counts, total.tools = dict(sessions), dict(counts), list(tools.values())
     return total
 
@@ -141,24 +142,14 @@ def _ended(report: Report) -> Report:
     return Report(tools=tools, counts=report.counts, cpu=report.cpu)
 
 
-def _sum(one: ToolStatistics, other: ToolStatistics) -> ToolStatistics:
+def _combined(one: ToolStatistics, other: ToolStatistics, by: Callable[[Any, Any], Any]) -> ToolStatistics:
+    """Return counts to which others were added, or from which they were taken, as ``by`` does with two numbers or two counters."""
     return msgspec.structs.replace(
         one,
-        **{name: getattr(one, name) + getattr(other, name) for name in _NUMBERS},
-        failed=dict(Counter(one.failed) + Counter(other.failed)),
-        refused=dict(Counter(one.refused) + Counter(other.refused)),
-        buckets=tuple(added([one.buckets, other.buckets])),
-    )
-
-
-def _since(now: ToolStatistics, before: ToolStatistics) -> ToolStatistics:
-    """Return what was counted since earlier counts."""
-    return msgspec.structs.replace(
-        now,
-        **{name: getattr(now, name) - getattr(before, name) for name in _NUMBERS},
-        failed=dict(Counter(now.failed) - Counter(before.failed)),
-        refused=dict(Counter(now.refused) - Counter(before.refused)),
-        buckets=tuple(one - other for one, other in zip_longest(now.buckets, before.buckets, fillvalue=0)),
+        **{name: by(getattr(one, name), getattr(other, name)) for name in _NUMBERS},
+        failed=dict(by(Counter(one.failed), Counter(other.failed))),
+        refused=dict(by(Counter(one.refused), Counter(other.refused))),
+        buckets=tuple(itertools.starmap(by, itertools.zip_longest(one.buckets, other.buckets, fillvalue=0))),
     )
 
 
@@ -187,7 +178,8 @@ class Busiest:
         for name in counted.keys() - set(first):
             now, before = counted[name], self._before.get(name)
             if now != before:
-                self._others = _sum(self._others, now if before is None else _since(now, before))
+                since = now if before is None else _combined(now, before, operator.sub)
+                self._others = _combined(self._others, since, operator.add)
         self._before = counted
         return [*(counted[name] for name in first), *([self._others] if self._others.started or self._others.refused else ())]
 
@@ -516,13 +508,6 @@ def _write(path: Path, content: bytes | None) -> None:
             raise OSError(errno.EEXIST, "it exists and is no regular file", str(path))
     if content is None:
         path.unlink(missing_ok=True)
-        return
-    # Renamed into place, so that a probe never reads half of it; under a name that nobody can have put a link at.
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    try:
-        with fresh.open("xb") as file:
-            file.write(content)
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
+    else:
+        # A probe never reads half of it.
+        replace(path, content, lasting=False)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.support.waiting import at_most
+from toolbus.bus.support.waiting import at_most, either
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.settings import Settings
@@ -289,15 +289,10 @@ class Supervisor:
 
     async def _outlive(self, child: Child, process: asyncio.subprocess.Process) -> int:
         """Wait for a process's end; when its child is to end, ask it to drain, and kill it when it does not."""
-        ended = asyncio.ensure_future(process.wait())
-        stopping = asyncio.ensure_future(child.ending.wait())
-        try:
-            await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopping.cancel()
-        if not ended.done():
+        await either(process.wait(), child.ending.wait())
+        if process.returncode is None:
             await self._end(child)
-        return await ended
+        return await process.wait()
 
     async def _end(self, child: Child) -> None:
         process = child.process
