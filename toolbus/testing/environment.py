@@ -268,7 +268,7 @@ class TriedState(SessionState, eq=False):
         return True
 
 
-class TriedService:
+class TriedService(msgspec.Struct, eq=False):
     """One service, and the sessions of its calls, which last until the environment is closed.
 
     Attributes:
@@ -277,12 +277,11 @@ class TriedService:
         states: of every session that was opened.
     """
 
-    def __init__(self, served: Served, isolation: Isolation) -> None:
-        self.served = served
-        self.isolation = isolation
-        self._made: set[Session] = set()
-        self._lock = asyncio.Lock()
-        self.states: dict[Session, TriedState] = {}
+    served: Served
+    isolation: Isolation
+    states: dict[Session, TriedState] = {}
+    _made: set[Session] = set()
+    _lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
     async def execute(self, run: Run) -> None:
         """Run a call within its session, if the service has sessions."""

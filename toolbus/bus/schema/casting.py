@@ -45,21 +45,18 @@ def cast(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> tuple[dict[
     Raises:
         ToolError: ``invalid_arguments``: a float that stands for several integers is where one is asked for.
     """
-    caster = _Caster(schema)
+    caster = _Caster(schema, _MOST_STEPS)
     return caster.value(dict(arguments), schema, (), 0), caster.changes
 
 
-class _Caster:
+class _Caster(msgspec.Struct, eq=False):
     """Walks arguments together with their schema."""
 
-    __slots__ = ("_clear", "_left", "_root", "changes")
-
-    def __init__(self, root: Mapping[str, Any]) -> None:
-        self._root = root
-        self._left = _MOST_STEPS
-        # Whether each text can be read as a container; a schema may ask many times.
-        self._clear: dict[str, bool] = {}
-        self.changes: list[str] = []
+    _root: Mapping[str, Any]
+    _left: int
+    # Whether each text can be read as a container; a schema may ask many times.
+    _clear: dict[str, bool] = {}
+    changes: list[str] = []
 
     def value(self, value: Any, schema: Any, path: tuple[str | int, ...], level: int) -> Any:
         """Return the value, corrected by its schema."""

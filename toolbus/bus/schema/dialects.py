@@ -95,7 +95,7 @@ def plain_object(schema: dict[str, Any]) -> dict[str, Any]:
     """
     if "properties" in schema and schema.get("type") == "object" and schema.keys().isdisjoint(_NOT_AT_TOP):
         return schema
-    properties, required = _Gatherer(schema).gathered(schema, 0)
+    properties, required = _Gatherer(schema, _MOST_PARTS).gathered(schema, 0)
     written = {key: value for key, value in schema.items() if key not in _NOT_AT_TOP}
     written["type"] = "object"
     written["properties"] = properties
@@ -108,12 +108,11 @@ def plain_object(schema: dict[str, Any]) -> dict[str, Any]:
     return written
 
 
-class _Gatherer:
+class _Gatherer(msgspec.Struct, eq=False):
     """Collects the properties of objects that match a schema, in a bounded number of steps."""
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
-        self._root = root
-        self._left = _MOST_PARTS
+    _root: Mapping[str, Any]
+    _left: int
 
     def gathered(self, schema: object, hops: int) -> tuple[dict[str, Any], list[str]]:
         """Return all properties that an object may have by this schema, and the names of those that it must have."""
@@ -248,15 +247,9 @@ _NULLABLE_TYPES = {kind: [kind, "null"] for kind in _LEAF_TYPES}
 _FLAT = frozenset({"type", "properties", "required", "additionalProperties"})
 
 
-class _Leaf(msgspec.Struct, frozen=True):
-    """The keys of a plain property: whether it has a description, and whether nothing else but its type."""
-
-    described: bool
-    bare: bool
-
-
+# By the keys of a plain property: whether it has a description, and whether it has no default.
 _LEAVES = {
-    keys: _Leaf("description" in keys, "default" not in keys)
+    keys: ("description" in keys, "default" not in keys)
     for size in range(1, 4)
     for keys in permutations(("type", "description", "default"), size)
     if "type" in keys
@@ -309,13 +302,13 @@ def flat(schema: dict[str, Any]) -> dict[str, Any] | None:
     try:
         for name, part in properties.items():
             # The keys in their order; a lookup takes less time than looking at each.
-            leaf = _LEAVES[tuple(part)]
+            described, bare = _LEAVES[tuple(part)]
             kinds = _NULLABLE_TYPES[part["type"]]
-            if leaf.described and not ((text := part["description"]).isascii() and text.isprintable()):
+            if described and not ((text := part["description"]).isascii() and text.isprintable()):
                 return None
             if name in required:
-                made[name] = part if leaf.bare else _without_default(part)
-            elif leaf.described:
+                made[name] = part if bare else _without_default(part)
+            elif described:
                 made[name] = {"type": kinds, "description": text}
             else:
                 made[name] = {"type": kinds}
@@ -332,14 +325,11 @@ def flat(schema: dict[str, Any]) -> dict[str, Any] | None:
     return {"type": "object", "properties": made, "required": list(made), "additionalProperties": False}
 
 
-class _Writer:
+class _Writer(msgspec.Struct, eq=False):
     """Rewrites one schema."""
 
-    __slots__ = ("_dialect", "_named")
-
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
-        self._named: frozenset[str] = frozenset()
+    _dialect: Dialect
+    _named: frozenset[str] = frozenset()
 
     def root(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Return the whole schema: an object, with definitions."""

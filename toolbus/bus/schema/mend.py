@@ -129,11 +129,10 @@ def _leave_out_flaws(made: dict[str, Any], mender: _Mender) -> None:
     raise DescriptorError(f"impossible JSON Schema: more than {_MOST_FLAWS} things are wrong with it", path="$.parameters")
 
 
-class _Mender:
+class _Mender(msgspec.Struct, eq=False):
     """Corrects one schema; ``changes`` lists what was changed, up to a limit."""
 
-    def __init__(self) -> None:
-        self.changes: list[str] = []
+    changes: list[str] = []
 
     def note(self, path: str, what: str) -> None:
         """Record a change."""

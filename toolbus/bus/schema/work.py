@@ -12,6 +12,8 @@ from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
+import msgspec
+
 # Most steps (of about 20 ns) for checking one value, with everything nested in it along one path.
 MOST_STEPS = 2_000_000
 # Schemas and the arguments within them nest on the native stack: 500 levels overflow a thread's stack of 256 KB.
@@ -46,18 +48,15 @@ class EndlessError(ValueError):
     """A schema that can't be checked within bounds; the message gives the reason."""
 
 
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """The steps that a schema needs, by the depth of the arguments.
 
     Attributes:
         levels: most containers within each other in the arguments; None when there is no limit.
     """
 
-    __slots__ = ("_steps", "levels")
-
-    def __init__(self, steps: list[int], levels: int | None) -> None:
-        self._steps = steps
-        self.levels = levels
+    _steps: list[int]
+    levels: int | None
 
     def steps(self, levels: int) -> int:
         """Return about how many steps arguments with ``levels`` nested containers take at most."""

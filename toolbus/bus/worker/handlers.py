@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from toolbus.bus.broker.protocols import session_of
 from toolbus.bus.values.confirmations import digests_of
 from toolbus.bus.values.descriptors import Effect, Publication
@@ -23,13 +25,10 @@ from toolbus.bus.worker.statistics import ToolCounts
 _UNKNOWN = 1.0
 
 
-class Pace:
+class Pace(msgspec.Struct, eq=False):
     """Tells how long the calls of one function take, by its last ones."""
 
-    __slots__ = ("seconds",)
-
-    def __init__(self) -> None:
-        self.seconds = _UNKNOWN
+    seconds: float = _UNKNOWN
 
     def learn(self, seconds: float) -> None:
         """Take in how long a call took: a single long one is remembered for dozens of quick ones."""

@@ -36,20 +36,17 @@ def _nothing() -> None:
     pass
 
 
-class ThreadCall:
+class ThreadCall(msgspec.Struct, eq=False):
     """One call of a function in a thread. It goes on when who waits for it is cancelled."""
 
-    __slots__ = ("_context", "_ended", "_error", "_function", "_loop", "_pace", "_result", "_waiters")
-
-    def __init__(self, function: Callable[[], Any], pace: Pace, loop: asyncio.AbstractEventLoop) -> None:
-        self._function = function
-        self._context = contextvars.copy_context()
-        self._pace = pace
-        self._loop = loop
-        self._ended = False
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._waiters: list[asyncio.Future[None]] = []
+    _function: Callable[[], Any]
+    _pace: Pace
+    _loop: asyncio.AbstractEventLoop
+    _context: contextvars.Context = msgspec.field(default_factory=contextvars.copy_context)
+    _ended: bool = False
+    _result: Any = None
+    _error: BaseException | None = None
+    _waiters: list[asyncio.Future[None]] = []
 
     @property
     def quick(self) -> bool:

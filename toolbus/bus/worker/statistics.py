@@ -6,6 +6,8 @@ import math
 import time
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from toolbus.bus.broker.protocols import Ending
 from toolbus.bus.broker.statistics.answers import BOUNDS, BUCKETS, LastError, ToolStatistics
 from toolbus.bus.support.display import shortened
@@ -23,7 +25,7 @@ _MOST_MESSAGE = 400
 _MOST_TYPES = 20
 
 
-class ToolCounts:
+class ToolCounts(msgspec.Struct, eq=False):
     """The counts of one tool in this process. Most ends of runs add to ``buckets`` and ``seconds`` alone.
 
     Attributes:
@@ -34,15 +36,12 @@ class ToolCounts:
         cancelled: attempts that were cancelled or let go of.
     """
 
-    __slots__ = ("_last", "buckets", "cancelled", "failed", "refused", "seconds")
-
-    def __init__(self) -> None:
-        self.buckets = [0] * BUCKETS
-        self.seconds = 0.0
-        self.failed: dict[str, int] = {}
-        self.refused: dict[str, int] = {}
-        self.cancelled = 0
-        self._last: tuple[float, ErrorInfo, str] | None = None
+    buckets: list[int] = msgspec.field(default_factory=lambda: [0] * BUCKETS)
+    seconds: float = 0.0
+    failed: dict[str, int] = {}
+    refused: dict[str, int] = {}
+    cancelled: int = 0
+    _last: tuple[float, ErrorInfo, str] | None = None
 
     def fail(self, error: ErrorInfo, call: str) -> None:
         """Count a failure of an attempt whose latency is in ``buckets``."""

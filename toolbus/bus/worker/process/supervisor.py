@@ -389,6 +389,7 @@ class _Lasting(NamedTuple):
     wanted: int
 
 
+@dataclass(eq=False, slots=True)
 class Scaling:
     """Decides again and again; it remembers for how long more or fewer processes were wanted.
 
@@ -397,11 +398,10 @@ class Scaling:
         rules: the numbers.
     """
 
-    def __init__(self, bounds: Bounds, rules: Rules = RULES) -> None:
-        self._bounds = bounds
-        self._rules = rules
-        self._rising: _Lasting | None = None
-        self._falling: _Lasting | None = None
+    bounds: Bounds
+    rules: Rules = RULES
+    _rising: _Lasting | None = None
+    _falling: _Lasting | None = None
 
     def decide(self, now: float, processes: int, loads: Sequence[Load], *, starting: bool = False) -> Wanted:
         """Return how many processes should run.
@@ -420,9 +420,9 @@ class Scaling:
         self._rising = _lasting(self._rising, now, more, min) if more > processes else None
         self._falling = _lasting(self._falling, now, fewer, max) if fewer < processes else None
         wanted = processes
-        if self._rising is not None and now - self._rising.since >= self._rules.rise:
+        if self._rising is not None and now - self._rising.since >= self.rules.rise:
             wanted = self._rising.wanted
-        elif self._falling is not None and now - self._falling.since >= self._rules.fall:
+        elif self._falling is not None and now - self._falling.since >= self.rules.fall:
             wanted = self._falling.wanted
         if wanted != processes:
             self._rising = self._falling = None
@@ -430,15 +430,15 @@ class Scaling:
 
     def _more(self, processes: int, loads: Sequence[Load], backlog: int) -> int:
         """Return how many processes keep each of them below the upper share."""
-        wanted = _ceil(sum(load.use for load in loads) / self._rules.high)
+        wanted = _ceil(sum(load.use for load in loads) / self.rules.high)
         if backlog:
             slots = sum(load.slots for load in loads) / len(loads)
-            wanted = max(wanted, _ceil((sum(load.running for load in loads) + backlog) / (slots * self._rules.high)))
-        return max(self._bounds.least, min(wanted, processes * self._rules.growth, self._bounds.most))
+            wanted = max(wanted, _ceil((sum(load.running for load in loads) + backlog) / (slots * self.rules.high)))
+        return max(self.bounds.least, min(wanted, processes * self.rules.growth, self.bounds.most))
 
     def _fewer(self, processes: int, use: float) -> int:
         """Return how many processes keep each of them at the lower share; at least half of those that run."""
-        return min(self._bounds.most, max(self._bounds.least, _ceil(use / self._rules.low), (processes + 1) // 2))
+        return min(self.bounds.most, max(self.bounds.least, _ceil(use / self.rules.low), (processes + 1) // 2))
 
 
 def backlog_of(loads: Sequence[Load]) -> int:
