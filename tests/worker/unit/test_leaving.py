@@ -69,8 +69,8 @@ async def test_a_drain_hands_back_what_does_not_end_in_time(caplog: pytest.LogCa
     held, paying, failed = bench.delivery("hold"), bench.delivery("pay"), bench.delivery("flaky", deadline=3000.0)
     bench.slots.start_all([failed])
     await bench.settle()
-    bench.slots._waiting.pop_retry(failed.run)
-    bench.slots._waiting.add_retry(failed)
+    bench.slots._waiting.retries.pop(failed.run)
+    bench.slots._waiting.retries[failed.run] = failed
     bench.broker.retry_answers = [None]
     bench.slots.start_all([held, paying])
     await bench.settle()

@@ -16,7 +16,7 @@ def filled() -> tuple[Waiting, list[Delivery]]:
     bench, waiting = Bench(echo), Waiting()
     deliveries = [bench.delivery("echo", replies=replies) for replies in ("a", "a", "", "")]
     retry, due, *suspects = deliveries
-    waiting.add_retry(retry)
+    waiting.retries[retry.run] = retry
     waiting.due.append(due)
     waiting.suspects.extend(suspects)
     return waiting, deliveries
@@ -30,12 +30,14 @@ async def test_everything_that_waits_counts() -> None:
     assert (len(waiting), waiting.clear()) == (0, [])
 
 
-async def test_deliveries_are_found_by_their_call_or_their_caller() -> None:
+async def test_deliveries_are_found_by_their_call_their_caller_or_their_service() -> None:
     """A call without a caller is found by its own id alone."""
     waiting, deliveries = filled()
     assert waiting.find(call="call-3") == [deliveries[2]]
     assert waiting.find(replies="a") == deliveries[:2]
     assert waiting.find(replies="b") == []
+    assert waiting.find(service="unit") == deliveries
+    assert waiting.find(service="other") == []
 
 
 async def test_a_delivery_can_be_taken_away() -> None:
@@ -44,11 +46,3 @@ async def test_a_delivery_can_be_taken_away() -> None:
     for each in (deliveries[0], deliveries[1], deliveries[3], deliveries[3]):
         waiting.remove(each)
     assert waiting.clear() == [deliveries[2]]
-
-
-async def test_a_retry_is_handed_out_once() -> None:
-    """Afterwards it waits no longer."""
-    waiting, deliveries = filled()
-    assert waiting.pop_retry(deliveries[0].run) is deliveries[0]
-    assert waiting.pop_retry(deliveries[0].run) is None
-    assert len(waiting) == 3

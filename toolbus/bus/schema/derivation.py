@@ -41,7 +41,8 @@ def read_signature(function: _Function, *, injected: Injected, skip_self: bool) 
     except (TypeError, ValueError):
         raise DescriptorError(f"{name} shows no signature: wrap it in a function", path="$.parameters") from None
     target = _target(function)
-    reserved = _bound_names(target)
+    bound = list(inspect.signature(target.__func__).parameters)[:1] if inspect.ismethod(target) else []
+    reserved = set(bound)
     if skip_self and found and found[0].kind in _POSITIONAL:
         reserved.add(found.pop(0).name)
     description, documented = _documentation(target)
@@ -91,12 +92,6 @@ def _target(function: _Function) -> _Function:
     instance: Any = function
     call: _Function = instance.__call__
     return call
-
-
-def _bound_names(target: _Function) -> set[str]:
-    if not inspect.ismethod(target):
-        return set()
-    return set(list(inspect.signature(target.__func__).parameters)[:1])
 
 
 def _namespace(target: _Function, injected: Injected) -> dict[str, Any]:
@@ -288,7 +283,7 @@ def _usable(parameter: Parameter) -> Taken:
     if parameter.default is None and not allows_none(annotation):
         annotation = Union[annotation, None]  # noqa: UP007 - not every annotation has the operator
     type_, lost = understood(annotation)
-    supported = _supported(lambda: type_)
+    supported = describable(type_)
     if supported and not lost:
         return Taken(parameter, type_)
     try:
@@ -310,14 +305,9 @@ def _filling(bind: _Bind, signature: Signature) -> _Bind:
     return fill
 
 
-def describable(type_: object) -> bool:
+def describable(type_: Any) -> bool:
     """Return whether an argument may have a type: JSON Schema can describe it, and a JSON value can be converted to it."""
-    return _supported(lambda: type_)
-
-
-def _supported(annotation: Callable[[], Any]) -> bool:
     try:
-        type_ = annotation()
         msgspec.json.schema_components([type_], schema_hook=describe, ref_template=REF_TEMPLATE)
         # A decoder also refuses unions that have a schema but whose members can't be told apart.
         msgspec.json.Decoder(type_, dec_hook=convert)

@@ -45,6 +45,7 @@ _MAY_BE_NULL = frozenset({"default", "const", "example"})
 _OF_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 Note = Callable[[str, str], None]
 
+# Keywords that may contradict others.
 _SUSPECT = frozenset({"enum", "default", "optional", "nullable"})
 _TRUE = frozenset({"true", "yes"})
 _FALSE = frozenset({"false", "no"})
@@ -79,7 +80,7 @@ def mended(schema: object) -> tuple[dict[str, Any], list[str]]:
 
 def _settled(given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return a valid schema without contradictions; as it is when it has none."""
-    if not may_contradict(given):
+    if all(_SUSPECT.isdisjoint(part) for part in objects_in(given)):
         return given, []
     mender = _Mender()
     try:
@@ -323,11 +324,6 @@ def _split(text: str, by: str = "|") -> list[str]:
             parts.append(text[start:at])
             start = at + 1
     return [part for part in [*parts, text[start:]] if part.strip()]
-
-
-def may_contradict(schema: Mapping[str, Any]) -> bool:
-    """Return whether any part of a schema has a keyword that may contradict another."""
-    return any(not _SUSPECT.isdisjoint(part) for part in objects_in(schema))
 
 
 def settle(made: dict[str, Any], path: str, note: Note) -> None:

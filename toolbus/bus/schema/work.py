@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Any
 from urllib.parse import unquote
@@ -313,9 +313,7 @@ class _Places:
             part, base = left.pop()
             if isinstance(part, Mapping):
                 base = self._add(part, base)
-                left += [(each, base) for each in part.values() if isinstance(each, (Mapping, list, tuple))]
-            elif isinstance(part, (list, tuple)):
-                left += [(each, base) for each in part if isinstance(each, (Mapping, list, tuple))]
+            left += [(each, base) for each in _parts(part) if isinstance(each, (Mapping, list, tuple))]
 
     def _add(self, part: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
         identifier = part.get("$id", part.get("id"))
@@ -392,9 +390,14 @@ def objects_in(value: object) -> Iterator[Mapping[str, Any]]:
         part = left.pop()
         if isinstance(part, Mapping):
             yield part
-            left += part.values()
-        elif isinstance(part, (list, tuple)):
-            left += part
+        left += _parts(part)
+
+
+def _parts(value: object) -> Collection[Any]:
+    """Return what an object or a list holds."""
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 _CONTAINERS = (dict, list, tuple)
@@ -421,14 +424,10 @@ def heavier_than(value: object, limit: int) -> bool:
     left: list[object] = [value]
     while left and weight <= limit:
         value = left.pop()
-        weight += 1
-        if isinstance(value, dict):
-            weight += len(value)
-            left += islice(value.values(), limit)
-        elif isinstance(value, (list, tuple)):
-            weight += len(value)
-            left += islice(value, limit)
-        elif isinstance(value, str):
+        parts = _parts(value)
+        weight += 1 + len(parts)
+        left += islice(parts, limit)
+        if isinstance(value, str):
             weight += len(value) // 64
     return weight > limit
 

@@ -316,10 +316,8 @@ def methods_of_module(module: str) -> list[FunctionTool]:
 
 def find_tool(module: str, qualname: str, name: str) -> FunctionTool | None:
     """Return the tool that a module defines under a name at a place, or None."""
-    for made in tools_of_module(module):
-        if (made.module, made.qualname, made.name) == (module, qualname, name):
-            return made
-    return None
+    place = module, qualname, name
+    return next((made for made in tools_of_module(module) if (made.module, made.qualname, made.name) == place), None)
 
 
 def service_name(module: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,57 +29,43 @@ class Waiting(msgspec.Struct, eq=False):
         suspects: requests that may have killed their workers; each waits until nothing else runs.
         lined: calls by run that wait for others of their session. Nothing waits for them, so they make no worker a busy one.
         ready: those of them whose turn has come, which wait for nothing but a slot.
+        retries: failed requests by run that wait for the time of their next attempt.
     """
 
     due: deque[Delivery] = msgspec.field(default_factory=deque)
     suspects: deque[Delivery] = msgspec.field(default_factory=deque)
     lined: dict[str, Delivery] = {}
     ready: deque[Delivery] = msgspec.field(default_factory=deque)
-    _retries: dict[str, Delivery] = {}
+    retries: dict[str, Delivery] = {}
 
     def __len__(self) -> int:
-        return len(self._retries) + len(self.due) + len(self.suspects) + len(self.ready)
+        return len(self.retries) + len(self.due) + len(self.suspects) + len(self.ready)
 
-    def is_retried(self, run: str) -> bool:
-        """Return whether the failed delivery of a run waits for its next attempt."""
-        return run in self._retries
-
-    def add_retry(self, delivery: Delivery) -> None:
-        """Hold a failed delivery until ``pop_retry`` asks for it."""
-        self._retries[delivery.run] = delivery
-
-    def pop_retry(self, run: str) -> Delivery | None:
-        """Return the failed delivery of a run, which waits no longer; None when it was taken away meanwhile."""
-        return self._retries.pop(run, None)
-
-    def find(self, *, call: str = "", replies: str = "") -> list[Delivery]:
-        """Return what waits for one call, or for one caller."""
-        return [each for each in self._everything() if each.request.id == call or (replies and each.replies == replies)]
+    def find(self, *, call: str = "", replies: str = "", service: str = "") -> list[Delivery]:
+        """Return what waits for one call, for one caller, or for one service."""
+        return [
+            each
+            for each in self._everything()
+            if each.request.id == call or (replies and each.replies == replies) or each.request.service == service
+        ]
 
     def remove(self, delivery: Delivery) -> None:
         """Take a delivery away; nothing happens when it does not wait here."""
-        self._retries.pop(delivery.run, None)
+        self.retries.pop(delivery.run, None)
         self.lined.pop(delivery.run, None)
         for queue in (self.due, self.suspects, self.ready):
             if delivery in queue:
                 queue.remove(delivery)
 
-    def clear_service(self, service: str) -> list[Delivery]:
-        """Take what waits for one service away, and return it."""
-        found = [each for each in self._everything() if each.request.service == service]
-        for delivery in found:
-            self.remove(delivery)
-        return found
-
     def clear(self) -> list[Delivery]:
         """Take everything away, and return it."""
         everything = self._everything()
-        for held in (self._retries, self.due, self.suspects, self.lined, self.ready):
+        for held in (self.retries, self.due, self.suspects, self.lined, self.ready):
             held.clear()
         return everything
 
     def _everything(self) -> list[Delivery]:
-        return [*self._retries.values(), *self.due, *self.suspects, *self.lined.values(), *self.ready]
+        return [*self.retries.values(), *self.due, *self.suspects, *self.lined.values(), *self.ready]
 
 
 # Seconds between two questions about calls that are elsewhere; they usually come within one.
@@ -278,17 +264,11 @@ class Lines(msgspec.Struct, eq=False):
 
     # -- calls that are elsewhere -----------------------------------------------------------------
 
-    def _blocked(self) -> Iterator[tuple[LineName, _Line, Delivery]]:
-        """Yield the first call of each line that waits for one that is not here."""
-        for name, line in self._lines.items():
-            if not line.current and line.waiting:
-                yield name, line, line.waiting[0][1]
-
     async def _ask(self) -> None:
-        """Ask the server about blocked lines until there is none."""
+        """Ask the server about the lines whose first call waits for one that is not here, until there is none."""
         pause = _ASK_FIRST
         try:
-            while blocked := list(self._blocked()):
+            while blocked := [(name, line, line.waiting[0][1]) for name, line in self._lines.items() if line.waiting and not line.current]:
                 self._news.clear()
                 try:
                     answers: Sequence[list[bytes]] = await self.broker.steps.ownership.before([first for _, _, first in blocked])

@@ -28,7 +28,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -49,9 +49,6 @@ from toolbus.bus.worker.function import (
     tools_of_module,
 )
 from toolbus.bus.worker.service import ToolService
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 
 class MissingModuleError(ConfigurationError):
@@ -342,7 +339,7 @@ def installed_services() -> tuple[InstalledService, ...]:
     import importlib.metadata  # noqa: PLC0415 - a worker that serves files does without it, and it loads many others
 
     found = {
-        InstalledService(point.name, _target(point), "" if point.dist is None else point.dist.name, tuple(point.extras))
+        InstalledService(point.name, point.value.partition("[")[0].strip(), point.dist.name if point.dist else "", tuple(point.extras))
         for point in importlib.metadata.entry_points(group=GROUP)
     }
     return tuple(sorted(found, key=lambda each: (each.name, each.distribution)))
@@ -435,10 +432,6 @@ def _settings(tree: ast.Module) -> dict[str, str]:
     return {}
 
 
-def _target(point: EntryPoint) -> str:
-    return f"{point.module}:{point.attr}" if point.attr else point.module
-
-
 def _installed_path(top: str) -> list[str]:
     """Return the places to import an installed package from: without the current folder, unless it is found nowhere else."""
     here = {"", str(Path.cwd())}
@@ -477,11 +470,12 @@ def load(target: str) -> object:
     wanted = _wanted(target)
     if wanted.service is not None:
         module = import_installed(wanted.service)
-    elif wanted.place is None:
-        module = _from_name(wanted.module)
     else:
         _see_here()
-        module = import_from(wanted.module, wanted.place)
+        try:
+            module = import_module(wanted.module) if wanted.place is None else import_from(wanted.module, wanted.place)
+        except MissingModuleError as error:
+            raise ConfigurationError(f"{error}; {_advice(wanted.module)}") from None
     if not wanted.attribute:
         return module
     found: object = module
@@ -576,14 +570,6 @@ def _is_here(name: str) -> Path | None:
         return Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
     # A folder without any Python file is data that happens to have that name.
     return next((Path(place) for place in spec.submodule_search_locations or () if next(Path(place).glob("*.py"), None)), None)
-
-
-def _from_name(name: str) -> ModuleType:
-    _see_here()
-    try:
-        return import_module(name)
-    except MissingModuleError as error:
-        raise ConfigurationError(f"{error}; {_advice(name)}") from None
 
 
 def _advice(name: str) -> str:

@@ -212,7 +212,10 @@ class Slots:
         until = self.clock() + self.settings.grace
         while True:
             # A call that fails meanwhile waits for its next attempt.
-            await hand_back(self.broker, self._waiting.clear_service(service))
+            waiting = self._waiting.find(service=service)
+            for delivery in waiting:
+                self._waiting.remove(delivery)
+            await hand_back(self.broker, waiting)
             if self._taking.stopped:
                 # The end of all services waits for these calls, too.
                 return
@@ -385,12 +388,12 @@ class Slots:
         at = self.clock() + seconds
         if at >= delivery.deadline:
             return False
-        self._waiting.add_retry(delivery)
+        self._waiting.retries[delivery.run] = delivery
         self.deadlines.add(at, ("retry", delivery.run), lambda: self._count_attempt(delivery.run))
         return True
 
     def _count_attempt(self, run: str) -> None:
-        delivery = self._waiting.pop_retry(run)
+        delivery = self._waiting.retries.pop(run, None)
         if delivery is not None:
             self._spawn(self._run_again(delivery), self._counting)
 
@@ -478,7 +481,7 @@ class Slots:
         self.free += 1
         self.finished += 1
         self._wake.set()
-        if run.delivery.request.ordered and not self._waiting.is_retried(key):
+        if run.delivery.request.ordered and key not in self._waiting.retries:
             self._lines.leave(run.delivery)
         if self._waiting.due or self._waiting.ready:
             self.start_due()

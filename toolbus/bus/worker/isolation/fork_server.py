@@ -165,7 +165,8 @@ class ForkServer:
         os.set_inheritable(channel, True)
         code = _FRESH.format(descriptor=channel, parent=os.getpid())
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), _SETUP: self._setup.decode()}
-        return os.posix_spawn(sys.executable, [sys.executable, *_options(), "-c", code], environment, setpgroup=0)
+        options = [f"-W{each}" for each in sys.warnoptions]
+        return os.posix_spawn(sys.executable, [sys.executable, *options, "-c", code], environment, setpgroup=0)
 
     def _kill(self, number: int) -> None:
         for pid, child in self._children.items():
@@ -254,10 +255,6 @@ def _prepare(document: bytes) -> tuple[ChildTool, ...]:
     ask(setup.places)
     spawn.prepare(setup.prepare)
     return find(setup.targets)
-
-
-def _options() -> list[str]:
-    return [f"-W{each}" for each in sys.warnoptions]
 
 
 def _kill_group(pid: int) -> None:

@@ -420,8 +420,7 @@ class Isolation:
             if child.is_quiet():
                 return child
             telemetry.log.error("isolation.child_deviated", tool="", id="", said="something between two calls")
-            self._kill(child)
-            child.close()
+            self._end(child)
         return None
 
     async def _restart(self) -> None:
@@ -463,6 +462,10 @@ class Isolation:
             with contextlib.suppress(OSError):
                 self._order(Order("kill", child.number))
 
+    def _end(self, child: ChildProcess) -> None:
+        self._kill(child)
+        child.close()
+
     def _keep(self, child: ChildProcess) -> None:
         child.used = asyncio.get_running_loop().time()
         self._idle.append(child)
@@ -472,8 +475,7 @@ class Isolation:
 
     def _discard(self, child: ChildProcess) -> None:
         """Kill a child; its turn is another's once it is dead."""
-        self._kill(child)
-        child.close()
+        self._end(child)
         child.died.add_done_callback(lambda _: self._turns.release())
         if not self._idle:
             child.died.add_done_callback(lambda _: self._spare())
@@ -484,8 +486,7 @@ class Isolation:
         old = [child for child in self._idle[:-1] if child.used <= before]
         self._idle = [child for child in self._idle if child not in old]
         for child in old:
-            self._kill(child)
-            child.close()
+            self._end(child)
         if len(self._idle) > 1:
             self._trimming = asyncio.get_running_loop().call_later(_IDLE, self._trim)
 

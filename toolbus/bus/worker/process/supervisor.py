@@ -310,7 +310,10 @@ class Supervisor:
             _signal(process, signal.SIGKILL)
 
     async def _reload(self) -> None:
-        async for _ in _changes(self._watch, self._stopping):
+        import watchfiles  # noqa: PLC0415 - an extra
+
+        only = watchfiles.PythonFilter()
+        async for _ in watchfiles.awatch(*self._watch, watch_filter=only, stop_event=self._stopping):
             telemetry.log.info("supervisor.reloading", processes=len(self.wanted))
             self._complaints.clear()
             self._changes += 1
@@ -330,13 +333,6 @@ def check_reload() -> None:
     """
     if importlib.util.find_spec("watchfiles") is None:
         raise ConfigurationError("--reload needs watchfiles: pip install 'toolbus[reload]'")
-
-
-async def _changes(folders: Sequence[Path], stop: asyncio.Event) -> AsyncIterator[None]:
-    import watchfiles  # noqa: PLC0415 - an extra
-
-    async for _ in watchfiles.awatch(*folders, watch_filter=watchfiles.PythonFilter(), stop_event=stop):
-        yield
 
 
 def _signal(process: asyncio.subprocess.Process, number: int) -> None:
