@@ -126,30 +126,22 @@ Confirm = bool | Callable[[ConfirmationRequest], bool | ConfirmationAnswer | Non
 class Recorder:
     """A worker and its broker, as far as one run needs them; it assembles frames as a caller would."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        threads: Threads,
-        isolation: Isolation,
-        middleware: tuple[Middleware, ...],
-        answers: Mapping[str, object],
-        confirm: Confirm,
-    ) -> None:
+    def __init__(self, environment: InvocationEnvironment, threads: Threads, isolation: Isolation) -> None:
         # It is each of the steps that a run uses.
         self.steps = self.outbox = self.endings = self.beginnings = self.snapshots = self.notes = self
         self.broker = cast("WorkerBroker", self)
-        self.settings = settings
+        self.settings = environment.settings
         self.threads = threads
         self.isolation = isolation
-        self.middleware = middleware
-        self.most_gathered = settings.max_frame // 2
+        self.middleware = environment._middleware
+        self.most_gathered = self.settings.max_frame // 2
         self.clock = time.monotonic
         self.sampling = Sampling(self.note, sampled=False)
         self.instance = INSTANCE
         self.tallies = cast("Tallies", OwnTallies())
         self.congested = False
-        self._answers = answers
-        self._confirm = confirm
+        self._answers = environment._answers
+        self._confirm = environment._confirm
         self._timer: asyncio.TimerHandle | None = None
         self._assembly = Assembly()
         self._events: list[Event] = []
@@ -405,7 +397,7 @@ class InvocationEnvironment:
         owner, name = _aim(target, tool)
         tried = await self._serve(owner)
         request = self._request(tried.served, name, dict(arguments or {}))
-        recorder = Recorder(self.settings, self._threads, tried.isolation, self._middleware, self._answers, self._confirm)
+        recorder = Recorder(self, self._threads, tried.isolation)
         delivery = Delivery(request, "test", b"", 0, self.attempt, time.monotonic() + request.timeout, 0.0, new_run(), _NO_QUEUE, _NO_FENCE)
         loop = asyncio.get_running_loop()
         run = Run(recorder, loop, delivery, tried.served, tried.served.handler(request))

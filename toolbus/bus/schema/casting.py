@@ -13,7 +13,7 @@ import msgspec
 
 from toolbus.bus.schema import refusal
 from toolbus.bus.schema.repair import decoded
-from toolbus.bus.schema.work import JSON_TYPES, at_pointer
+from toolbus.bus.schema.work import JSON_TYPES, at_pointer, listed, mapped
 
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})(?:\.0{1,16})?\Z")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,3})?\Z")
@@ -113,9 +113,8 @@ class _Caster(msgspec.Struct, eq=False):
         return found[0]
 
     def _object(self, value: dict[str, Any], schema: Mapping[str, Any], path: tuple[str | int, ...], level: int) -> dict[str, Any]:
-        properties, required = schema.get("properties"), schema.get("required")
-        known = properties if isinstance(properties, Mapping) else {}
-        needed = frozenset(each for each in required if isinstance(each, str)) if isinstance(required, (list, tuple)) else frozenset()
+        known = mapped(schema.get("properties"))
+        needed = frozenset(each for each in listed(schema.get("required")) if isinstance(each, str))
         self._left -= len(value)
         # Only the validator knows which names the patterns match, so unlisted names stay as they are beside patterns.
         others = None if schema.get("patternProperties") else schema.get("additionalProperties")
@@ -144,9 +143,7 @@ class _Caster(msgspec.Struct, eq=False):
         return not fits(value, _kinds(followed)) or _is_out_of_bounds(value, followed)
 
     def _array(self, value: list[Any], schema: Mapping[str, Any], path: tuple[str | int, ...], level: int) -> list[Any]:
-        first = schema.get("prefixItems")
-        heads = first if isinstance(first, list) else []
-        rest = schema.get("items")
+        heads, rest = listed(schema.get("prefixItems")), schema.get("items")
         self._left -= len(value)
         return [
             self.value(part, heads[index] if index < len(heads) else rest, (*path, index), level + 1) for index, part in enumerate(value)
@@ -174,10 +171,9 @@ class _Caster(msgspec.Struct, eq=False):
 
     def _contradicts(self, value: dict[str, Any], branch: Mapping[str, Any]) -> bool:
         """Return whether an object can't belong to a branch: a required property is missing, or one has another value than it must."""
-        properties, required = branch.get("properties"), branch.get("required")
-        if isinstance(required, list) and any(isinstance(name, str) and name not in value for name in required):
+        if any(isinstance(name, str) and name not in value for name in listed(branch.get("required"))):
             return True
-        known = properties if isinstance(properties, Mapping) else {}
+        known = mapped(branch.get("properties"))
         self._left -= len(value)
         for name in value.keys() & known.keys():
             schema = self._followed(known[name]) or {}

@@ -8,7 +8,7 @@ validated (``casting``). A schema that strict mode can't express, such as an obj
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import permutations
 from typing import Annotated, Any, Literal
 
@@ -186,12 +186,8 @@ MOST_UNIONS = 16
 def fits(schema: Mapping[str, Any]) -> bool:
     """Return whether a strict schema is within the limits; nulls that strict mode has added count, too."""
     properties = values = text = 0
-    left: list[Any] = [schema]
-    while left:
-        part = left.pop()
-        for names in (part.get("properties", {}), part.get("$defs", {}), part.get("definitions", {})):
-            text += sum(map(len, names))
-            left += names.values()
+    for part in _parts(schema):
+        text += sum(len(name) for key in _NAMED for name in part.get(key, {}))
         properties += len(part.get("properties", {}))
         enumerated = part.get("enum", ())
         size = sum(map(_length, enumerated))
@@ -199,23 +195,26 @@ def fits(schema: Mapping[str, Any]) -> bool:
             return False
         values += len(enumerated)
         text += size
-        left += part.get("anyOf", ())
-        if "items" in part:
-            left.append(part["items"])
     return properties <= MOST_PROPERTIES and values <= _MOST_VALUES and text <= MOST_TEXT
 
 
 def unions(schema: Mapping[str, Any]) -> int:
     """Return how many parts of a strict schema are of several types; a property that may be left out is one, since it may be null."""
-    found = 0
-    left: list[Any] = [schema]
+    return sum(isinstance(part.get("type"), list) or "anyOf" in part for part in _parts(schema))
+
+
+_NAMED = ("properties", "$defs", "definitions")
+
+
+def _parts(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a strict schema and every one within it."""
+    left = [schema]
     while left:
         part = left.pop()
-        found += isinstance(part.get("type"), list) or "anyOf" in part
-        left += [*part.get("properties", {}).values(), *part.get("anyOf", ())]
+        yield part
+        left += [*(each for key in _NAMED for each in part.get(key, {}).values()), *part.get("anyOf", ())]
         if "items" in part:
             left.append(part["items"])
-    return found
 
 
 def _length(value: object) -> int:

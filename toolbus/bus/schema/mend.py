@@ -422,12 +422,7 @@ def _default(made: dict[str, Any], path: str, note: Note) -> None:
         meant = near[0] if len(near) == 1 else default
     if meant is not default:
         made["default"] = meant
-        note(
-            path,
-            f"made the default {default[:40]!r} one of its values"
-            if isinstance(meant, str)
-            else f"made the default {default[:40]!r} fit the type",
-        )
+        note(path, f"made the default {default[:40]!r} {'one of its values' if isinstance(meant, str) else 'fit the type'}")
 
 
 def _distinct(values: Iterator[Any]) -> Iterator[Any]:

@@ -132,8 +132,8 @@ class _Node:
     __slots__ = ("again", "backtracking", "here", "named", "own", "within")
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        self.own = 1 + len(schema) + len(_listed(schema.get("enum")))
-        patterns = [*_mapped(schema.get("patternProperties")), schema.get("pattern")]
+        self.own = 1 + len(schema) + len(listed(schema.get("enum")))
+        patterns = [*mapped(schema.get("patternProperties")), schema.get("pattern")]
         self.backtracking = sum(1 for each in patterns if isinstance(each, str) and _BACKTRACKING.search(each))
         self.again = 1 if all(key not in schema for key in _UNEVALUATED) else _AGAIN
         self.here: list[list[int]] = []
@@ -176,21 +176,21 @@ class _Graph:
             if isinstance(reference, str):
                 self._alternatives(node, self._places.meant(schema, reference))
         for key in _LISTS:
-            for part in _listed(schema.get(key)):
+            for part in listed(schema.get(key)):
                 self._alternatives(node, [part])
         for key in _HERE:
             self._alternatives(node, [schema.get(key)])
         for key in ("dependentSchemas", "dependencies"):
-            for part in _mapped(schema.get(key)).values():
+            for part in mapped(schema.get(key)).values():
                 self._alternatives(node, [part])
-        for name, part in _mapped(schema.get("properties")).items():
+        for name, part in mapped(schema.get("properties")).items():
             below = self._number(part)
             if below is not None:
                 node.named.append((str(name) or "$", below))
         items = schema.get("items")
         further = [
-            *(schema.get(key) for key in _WITHIN), *_mapped(schema.get("patternProperties")).values(),
-            *_listed(schema.get("prefixItems")), *(items if isinstance(items, list) else [items]),
+            *(schema.get(key) for key in _WITHIN), *mapped(schema.get("patternProperties")).values(),
+            *listed(schema.get("prefixItems")), *(items if isinstance(items, list) else [items]),
         ]  # fmt: skip
         node.within += [below for below in map(self._number, further) if below is not None]
 
@@ -375,11 +375,13 @@ def _most(parts: list[dict[str, int]]) -> dict[str, int]:
     return made
 
 
-def _mapped(value: object) -> Mapping[str, Any]:
+def mapped(value: object) -> Mapping[str, Any]:
+    """Return an object, or an empty one for anything else."""
     return value if isinstance(value, Mapping) else _NOTHING
 
 
-def _listed(value: object) -> list[Any]:
+def listed(value: object) -> list[Any]:
+    """Return a list, or an empty one for anything else."""
     return list(value) if isinstance(value, (list, tuple)) else []
 
 
@@ -434,11 +436,9 @@ def heavier_than(value: object, limit: int) -> bool:
 
 def integers_in(schema: Mapping[str, Any]) -> frozenset[str] | None:
     """Return the properties within which a schema may ask for integers; None when it may do so elsewhere, too."""
-    properties = schema.get("properties")
-    known = properties if isinstance(properties, Mapping) else {}
     if _asks_for_integers([part for key, part in schema.items() if key not in {"properties", "$defs", "definitions"}]):
         return None
-    return frozenset(name for name, part in known.items() if _asks_for_integers(part))
+    return frozenset(name for name, part in mapped(schema.get("properties")).items() if _asks_for_integers(part))
 
 
 def _asks_for_integers(part: object) -> bool:

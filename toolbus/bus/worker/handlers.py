@@ -69,10 +69,11 @@ def filling_in(
     return bound
 
 
-class Handler:
+class Handler(msgspec.Struct, eq=False):
     """The handler of one tool, ready to run.
 
     Attributes:
+        function: what it calls.
         start: binds the request's arguments and calls the function; raises ToolError when they do not fit.
         coroutine: the function is a coroutine function, the most frequent kind.
         threaded: the function is plain, so calling it belongs in a thread.
@@ -87,34 +88,28 @@ class Handler:
         beside: its calls run beside the others of their session, and are taken to change nothing of its state.
     """
 
-    __slots__ = ("beside", "cache", "check", "coroutine", "counts", "effect", "isolated", "pace", "retry", "start", "tenants", "threaded")
+    function: Callable[..., Any]
+    start: Start
+    effect: Effect
+    retry: Retry | None
+    isolated: FunctionTool | None = None
+    check: Callable[[Mapping[str, Any]], object] | None = None
+    tenants: tuple[str, ...] = ()
+    cache: bool | None = None
+    beside: bool = False
+    coroutine: bool = False
+    threaded: bool = False
+    pace: Pace = msgspec.field(default_factory=Pace)
+    counts: ToolCounts = msgspec.field(default_factory=ToolCounts)
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        start: Start,
-        effect: Effect,
-        retry: Retry | None,
-        isolated: FunctionTool | None = None,
-        check: Callable[[Mapping[str, Any]], object] | None = None,
-        tenants: Iterable[str] = (),
-        cache: bool | None = None,
-    ) -> None:
-        self.start = start
-        self.isolated = isolated
-        self.check = check
+    def __post_init__(self) -> None:
+        function = self.function
         called = function if inspect.isroutine(function) or isinstance(function, functools.partial) else type(function).__call__
-        self.coroutine = inspect.iscoroutinefunction(called) and isolated is None
+        self.coroutine = inspect.iscoroutinefunction(called) and self.isolated is None
         # A generator function does nothing before its first item is wanted.
         generates = inspect.isasyncgenfunction(called) or inspect.isgeneratorfunction(called)
-        self.threaded = isolated is None and not self.coroutine and not generates
-        self.pace = Pace()
-        self.counts = ToolCounts()
-        self.effect = effect
-        self.retry = None if effect == "once" else retry
-        self.tenants = frozenset(tenants)
-        self.cache = cache
-        self.beside = False
+        self.threaded = self.isolated is None and not self.coroutine and not generates
+        self.retry = None if self.effect == "once" else self.retry
 
 
 class Served:

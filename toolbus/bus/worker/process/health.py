@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.statistics.answers import BOUNDS, ToolStatistics
+from toolbus.bus.broker.statistics.answers import ToolStatistics
 from toolbus.bus.support.files import replace
 from toolbus.bus.telemetry.metrics import MEDIA_TYPE, OTHER, Exposition
 from toolbus.bus.telemetry.output import lines_lost
+from toolbus.bus.worker.statistics import SECONDS
 
 if TYPE_CHECKING:
     from toolbus.bus.values.settings import Settings
@@ -191,7 +192,6 @@ def _resident() -> int:
     return 0
 
 
-_SECONDS = tuple(bound / 1000 for bound in BOUNDS)
 # Counts of processes, and of the broker, by the metrics that show them.
 _OF_PROCESSES = {
     "toolbus_worker_processes": "wanted",
@@ -242,7 +242,7 @@ def _add_tool(made: Exposition, tool: ToolStatistics) -> None:
     for name, errors in (("toolbus_worker_failures_total", tool.failed), ("toolbus_worker_refused_total", tool.refused)):
         for kind, count in sorted(errors.items()):
             made.add(name, count, {**labels, "error_type": kind})
-    made.add_histogram("toolbus_worker_duration_seconds", _SECONDS, tool.buckets, tool.total_ms / 1000, labels)
+    made.add_histogram("toolbus_worker_duration_seconds", SECONDS, tool.buckets, tool.total_ms / 1000, labels)
 
 
 def _of(service: str, tool: str = "") -> dict[str, str]:
