@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,13 +34,10 @@ _MOST_DESCRIBED = 2_000
 _MOST_LEVELS_COUNTED = 64
 
 
-class RequiredOnly:
+class RequiredOnly(msgspec.Struct, frozen=True):
     """Checks that some arguments are present, with any values: the two-tier form enforces no more."""
 
-    __slots__ = ("_names",)
-
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        self._names = tuple(dict.fromkeys(names))
+    names: Collection[str] = ()
 
     def check(self, arguments: Mapping[str, Any], /) -> None:
         """Check the arguments.
@@ -50,9 +47,8 @@ class RequiredOnly:
         """
         if not isinstance(arguments, Mapping):
             raise refusal.not_an_object(arguments)
-        for name in self._names:
-            if name not in arguments:
-                raise refusal.of([refusal.missing(name) for name in self._names if name not in arguments])
+        if lacking := [name for name in self.names if name not in arguments]:
+            raise refusal.of([refusal.missing(name) for name in dict.fromkeys(lacking)])
 
 
 class Validator:
@@ -190,7 +186,7 @@ def preparer_for(tool: ToolDescriptor) -> Preparer:
         return Preparer(None, RequiredOnly())
     if tool.parameters is not None:
         return Preparer(tool.parameters, Validator(tool.parameters, path="$.parameters"))
-    required = RequiredOnly(argument.name for argument in tool.arguments or () if argument.required)
+    required = RequiredOnly([argument.name for argument in tool.arguments or () if argument.required])
     # The types of the two-tier form are for the model and not enforced, but they tell what a text stands for.
     return Preparer(tool.schema, required, None if tool.schema is None else Validator(tool.schema))
 
@@ -233,10 +229,8 @@ def _look_up(value: Any, path: Iterable[str | int]) -> Any:
 
 def _broken_reference(schema: Mapping[str, Any], message: str) -> tuple[str | int, ...]:
     """Return the path of the reference that a message mentions; the compiler does not report it."""
-    for path, reference in work.references(schema):
-        if any(part and part in message for part in reference.split("#", 1)):
-            return path
-    return ()
+    found = (path for path, reference in work.references(schema) if any(part and part in message for part in reference.split("#", 1)))
+    return next(found, ())
 
 
 # -- what a function takes -----------------------------------------------------------------------------

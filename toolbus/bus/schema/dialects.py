@@ -190,7 +190,7 @@ def fits(schema: Mapping[str, Any]) -> bool:
         text += sum(len(name) for key in _NAMED for name in part.get(key, {}))
         properties += len(part.get("properties", {}))
         enumerated = part.get("enum", ())
-        size = sum(map(_length, enumerated))
+        size = sum(len(str(value)) for value in enumerated)
         if len(enumerated) > _MANY_VALUES and size > _MOST_OF_MANY:
             return False
         values += len(enumerated)
@@ -215,10 +215,6 @@ def _parts(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         left += [*(each for key in _NAMED for each in part.get(key, {}).values()), *part.get("anyOf", ())]
         if "items" in part:
             left.append(part["items"])
-
-
-def _length(value: object) -> int:
-    return len(value) if isinstance(value, str) else len(str(value))
 
 
 class Dialect(msgspec.Struct, frozen=True):
@@ -390,9 +386,8 @@ class _Writer(msgspec.Struct, eq=False):
         properties, required = schema["properties"], schema.get("required", [])
         if not isinstance(properties, dict) or not isinstance(required, list) or schema.get("additionalProperties", False) is not False:
             raise _NotExpressible
-        for name in required:
-            if name not in properties:
-                raise _NotExpressible
+        if any(name not in properties for name in required):
+            raise _NotExpressible
         below = level + 1
         made = {
             name: self._node(part, below) if name in required else _nullable(self._node(part, below)) for name, part in properties.items()
@@ -460,11 +455,8 @@ def _kinds(schema: dict[str, Any]) -> list[str]:
         kinds = [kinds]
     elif kinds is None:
         kinds = _implied(schema)
-    if not isinstance(kinds, list) or not kinds:
+    if not isinstance(kinds, list) or not kinds or not all(isinstance(kind, str) and kind in JSON_TYPES for kind in kinds):
         raise _NotExpressible
-    for kind in kinds:
-        if not isinstance(kind, str) or kind not in JSON_TYPES:
-            raise _NotExpressible
     return list(kinds)
 
 

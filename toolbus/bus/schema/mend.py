@@ -47,8 +47,7 @@ Note = Callable[[str, str], None]
 
 # Keywords that may contradict others.
 _SUSPECT = frozenset({"enum", "default", "optional", "nullable"})
-_TRUE = frozenset({"true", "yes"})
-_FALSE = frozenset({"false", "no"})
+_FLAGS = {"true": True, "yes": True, "false": False, "no": False}
 _MOST_VALUES = 10_000
 _SCHEMAS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 _SCHEMA = frozenset({"items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames"})
@@ -339,10 +338,7 @@ def settle(made: dict[str, Any], path: str, note: Note) -> None:
 
 def flag(value: object) -> bool | None:
     """Return what ``true``, ``"yes"`` and the like say inside a property, or None for anything else."""
-    if isinstance(value, bool):
-        return value
-    word = value.lower() if isinstance(value, str) else ""
-    return True if word in _TRUE else False if word in _FALSE else None
+    return value if isinstance(value, bool) else _FLAGS.get(value.lower()) if isinstance(value, str) else None
 
 
 def _kinds(made: Mapping[str, Any]) -> list[str]:

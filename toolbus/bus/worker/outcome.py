@@ -496,12 +496,10 @@ def report_end(
         if kind.counted == "ended":
             counts.buckets[bisect_left(SECONDS, elapsed)] += 1
             counts.seconds += elapsed
-            if error is not None:
-                counts.fail(error, delivery.request.id)
         elif kind.counted == "cancelled":
             counts.cancelled += 1
-        elif error is not None:
-            counts.refuse(error, delivery.request.id)
+        if error is not None and kind.counted != "cancelled":
+            counts.count(error, delivery.request.id, ran=kind.counted == "ended")
     if kind.outcome == "succeeded":
         if now >= sampling.due:
             sampling.note_success(delivery, began, first, now)

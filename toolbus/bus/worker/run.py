@@ -174,7 +174,7 @@ class Run(msgspec.Struct, eq=False):
         except BaseException as error:
             # Whatever a handler raises is contained and becomes its answer: raised from here, SystemExit and
             # KeyboardInterrupt would end the event loop. A run that is closed from outside gets GeneratorExit too.
-            if is_a(error, GeneratorExit) and not self._is_running():
+            if is_a(error, GeneratorExit) and asyncio.current_task(self.loop) is not self.task:
                 raise
             self._contain(error)
         finally:
@@ -193,13 +193,6 @@ class Run(msgspec.Struct, eq=False):
         # The handler may have cancelled its own task. A worker that goes down abandons its runs now, which cancels once more.
         await asyncio.sleep(_GOING_DOWN if self.task.cancelling() else 0)
         self._fail(ToolError("the handler was cancelled from within", code="CancelledError"))
-
-    def _is_running(self) -> bool:
-        """Return whether the event loop is at a step of this run's task."""
-        try:
-            return asyncio.current_task() is self.task
-        except RuntimeError:
-            return False
 
     def expire(self) -> None:
         """End the run because its time is up."""

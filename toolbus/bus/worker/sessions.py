@@ -95,7 +95,7 @@ class _Open(msgspec.Struct, eq=False):
         return not self.agents
 
 
-class OpenSessions:
+class OpenSessions(msgspec.Struct, eq=False):
     """The open sessions of one service in this worker.
 
     Args:
@@ -106,17 +106,16 @@ class OpenSessions:
         lease: seconds.
     """
 
-    def __init__(self, served: Served, broker: WorkerBroker, deadlines: Deadlines, clock: Callable[[], float], lease: float) -> None:
-        self._served = served
-        self._broker = broker
-        self._deadlines = deadlines
-        self._clock = clock
-        self._loop = asyncio.get_running_loop()
-        self._outlives = _OUTLIVES * lease
-        self._open: dict[Session, _Open] = {}
-        self._ending: set[asyncio.Task[None]] = set()
-        self._turns = asyncio.Semaphore(_MOST_CLEANUPS)
-        self._inherited: Latest[Session, EntryNumbers] = Latest(_MOST_INHERITED)
+    _served: Served
+    _broker: WorkerBroker
+    _deadlines: Deadlines
+    _clock: Callable[[], float]
+    lease: float
+    _loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.get_running_loop)
+    _open: dict[Session, _Open] = {}
+    _ending: set[asyncio.Task[None]] = set()
+    _turns: asyncio.Semaphore = msgspec.field(default_factory=lambda: asyncio.Semaphore(_MOST_CLEANUPS))
+    _inherited: Latest[Session, EntryNumbers] = msgspec.field(default_factory=lambda: Latest(_MOST_INHERITED))
 
     def __len__(self) -> int:
         return len(self._open)
@@ -299,7 +298,7 @@ class OpenSessions:
 
     def _look_later(self, session: Session, found: _Open) -> None:
         # Sessions share few moments, since each moment costs memory until it has passed.
-        step = min(self._served.session_idle, self._outlives) / _MOMENTS
+        step = min(self._served.session_idle, _OUTLIVES * self.lease) / _MOMENTS
         when = math.ceil(self._end_of(found)[1] / step) * step
         found.slot = self._deadlines.add(when, (self, id(found)), lambda: self._look(session, found))
 
@@ -318,7 +317,7 @@ class OpenSessions:
     def _end_of(self, found: _Open) -> tuple[str, float]:
         """Return why and when a session ends if no call comes."""
         used = self._clock() if found.runs else found.used
-        idle, left = used + self._served.session_idle, max(used, found.alone) + self._outlives
+        idle, left = used + self._served.session_idle, max(used, found.alone) + _OUTLIVES * self.lease
         return ("idle", idle) if idle <= left else ("left", left)
 
 

@@ -182,7 +182,8 @@ class Slots:
                 await sign_off(self.broker, died=True)
             await self._finish_running()
         finally:
-            await self._abandon_running()
+            if abandoned := [run.abandon() for run in [*self._runs.values()]]:
+                await asyncio.wait(abandoned, timeout=_CANCEL_GRACE)
         if self.failure is not None:
             raise self.failure
 
@@ -261,11 +262,6 @@ class Slots:
             await asyncio.wait(self._counting, timeout=_ANSWERS_WITHIN)
         interrupted = [run.delivery for run in list(self._runs.values()) if run.interrupt()]
         await hand_back(self.broker, [*interrupted, *self._waiting.clear()])
-
-    async def _abandon_running(self) -> None:
-        tasks = [run.abandon() for run in list(self._runs.values())]
-        if tasks:
-            await asyncio.wait(tasks, timeout=_CANCEL_GRACE)
 
     # -- starting ---------------------------------------------------------------------------------
 

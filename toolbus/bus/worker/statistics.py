@@ -43,14 +43,11 @@ class ToolCounts(msgspec.Struct, eq=False):
     cancelled: int = 0
     _last: tuple[float, ErrorInfo, str] | None = None
 
-    def fail(self, error: ErrorInfo, call: str) -> None:
-        """Count a failure of an attempt whose latency is in ``buckets``."""
-        _count(self.failed, error.type)
-        self._last = time.time(), error, call
-
-    def refuse(self, error: ErrorInfo, call: str) -> None:
-        """Count a request that was answered without being run."""
-        _count(self.refused, error.type)
+    def count(self, error: ErrorInfo, call: str, *, ran: bool) -> None:
+        """Count a failure: of an attempt that ran, whose latency is in ``buckets``, or of a request that was answered without being run."""
+        counts = self.failed if ran else self.refused
+        kind = error.type if error.type in counts or len(counts) < _MOST_TYPES else "other"
+        counts[kind] = counts.get(kind, 0) + 1
         self._last = time.time(), error, call
 
     def statistics(self, service: str, tool: str, running: int) -> ToolStatistics | None:
@@ -79,11 +76,6 @@ class ToolCounts(msgspec.Struct, eq=False):
         # A refusal of arguments quotes them.
         message = "" if error.type == "invalid_arguments" else shortened(exact_text(error.message), _MOST_MESSAGE)
         return LastError(at, error.type, shortened(exact_text(error.code), _MOST_MESSAGE), message, call)
-
-
-def _count(counts: dict[str, int], kind: str) -> None:
-    kind = kind if kind in counts or len(counts) < _MOST_TYPES else "other"
-    counts[kind] = counts.get(kind, 0) + 1
 
 
 class _Take(Protocol):
