@@ -10,7 +10,7 @@ import functools
 import importlib.util
 import operator
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import EnumType
 from pathlib import PurePath
 from types import UnionType
@@ -92,12 +92,12 @@ class Adapted:
             raise ValueError("msgspec can't describe it; Pydantic may, and is not installed")
         import pydantic  # noqa: PLC0415 - it takes 100 ms, and is no dependency
 
-        def fields(extras: Iterable[Any]) -> list[Any]:
+        def field(extra: Any) -> Any:
             """Replace msgspec's constraints with Pydantic's of the same names."""
-            return [pydantic.Field(**_said(extra)) if isinstance(extra, msgspec.Meta) else extra for extra in extras]
+            return pydantic.Field(**_said(extra)) if isinstance(extra, msgspec.Meta) else extra
 
         try:
-            self._adapter: Any = pydantic.TypeAdapter(_rebuilt(annotation, fields))
+            self._adapter: Any = pydantic.TypeAdapter(_rebuilt(annotation, field))
             with warnings.catch_warnings():
                 # A default that JSON can't hold is left out, here as elsewhere.
                 warnings.simplefilter("ignore")
@@ -124,16 +124,8 @@ def understood(annotation: Any) -> tuple[Any, bool]:
     Only Pydantic understands that: validators, discriminators, its dataclasses, and bounds of the fields of classes.
     """
     lost = [each for each in _types(annotation) if _is_pydantics(each)]
-
-    def metas(extras: Iterable[Any]) -> list[Any]:
-        made: list[Any] = []
-        for extra in extras:
-            meta = None if isinstance(extra, (str, msgspec.Meta)) else _meta(extra, lost)
-            made.append(extra if meta is None else meta)
-        return made
-
     try:
-        made = _rebuilt(annotation, metas)
+        made = _rebuilt(annotation, lambda extra: _understood(extra, lost))
     except (TypeError, ValueError):
         # Bounds that msgspec does not take, such as two lower ones.
         return annotation, True
@@ -200,31 +192,30 @@ def _has_fields(class_: type) -> bool:
     )  # fmt: skip
 
 
-def _rebuilt(annotation: Any, extras: Any) -> Any:
-    """Return an annotation whose ``Annotated`` parts have the metadata that ``extras`` makes of theirs."""
+def _rebuilt(annotation: Any, extra: Callable[[Any], Any]) -> Any:
+    """Return an annotation whose ``Annotated`` parts have the metadata that ``extra`` makes of theirs."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        inner = _rebuilt(args[0], extras)
-        kept = extras(args[1:])
-        return Annotated[inner, *kept] if kept else inner
+        return Annotated[_rebuilt(args[0], extra), *map(extra, args[1:])]
     if not args or origin is Literal:
         return annotation
-    made = tuple(_rebuilt(arg, extras) for arg in args)
+    made = tuple(_rebuilt(arg, extra) for arg in args)
     if all(one is other for one, other in zip(made, args, strict=True)):
         return annotation
     return functools.reduce(operator.or_, made) if origin in (Union, UnionType) else origin[made]
 
 
-def _meta(extra: Any, lost: list[Any]) -> msgspec.Meta | None:
-    """Return what msgspec can express of another library's metadata; add to ``lost`` what it can't."""
-    pieces = _pieces(extra)
+def _understood(extra: Any, lost: list[Any]) -> Any:
+    """Return what msgspec can express of another library's metadata, or else the metadata; add to ``lost`` what it can't."""
+    if isinstance(extra, (str, msgspec.Meta)):
+        return extra
     said: dict[str, Any] = {name: value for name in _PROSE if (value := getattr(extra, name, None)) and _is_pydantics(extra)}
-    for piece in pieces:
+    for piece in _pieces(extra):
         found = _said(piece)
         if not found and _is_pydantics(piece):
             lost.append(piece)
         said |= found
-    return msgspec.Meta(**said) if said else None
+    return msgspec.Meta(**said) if said else extra
 
 
 def _pieces(extra: Any) -> list[Any]:

@@ -22,7 +22,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, spec_from_file_location
@@ -377,16 +377,22 @@ def import_installed(service: InstalledService) -> ModuleType:
         ConfigurationError: it can't be imported; names the extras to install.
     """
     name = service.target.partition(":")[0]
-    with _without_working_folder(name):
-        try:
-            module = import_module(name)
-        except ConfigurationError as error:
-            if not service.extras:
-                raise
-            # A module below may name the extra of its own part, and the service's extras have it.
-            said = _COMMAND.sub("", str(error))
-            raise ConfigurationError(f"{said}; install what it needs: pip install '{service.requirement}'") from None
-    return module
+    top = name.partition(".")[0]
+    loaded, before, places = sys.modules.get(top), list(sys.path), _installed_path(top)
+    spec = PathFinder.find_spec(top, places)
+    if loaded is not None and spec is not None and spec.origin and getattr(loaded, "__file__", None) not in {None, spec.origin}:
+        raise ConfigurationError(f"the package {top!r} of {loaded.__file__} hides the installed one of {spec.origin}; rename it")
+    sys.path[:] = places
+    try:
+        return import_module(name)
+    except ConfigurationError as error:
+        if not service.extras:
+            raise
+        # A module below may name the extra of its own part, and the service's extras have it.
+        said = _COMMAND.sub("", str(error))
+        raise ConfigurationError(f"{said}; install what it needs: pip install '{service.requirement}'") from None
+    finally:
+        sys.path[:] = before
 
 
 def find_installed(name: str) -> ModuleSpec | None:
@@ -437,21 +443,6 @@ def _installed_path(top: str) -> list[str]:
     here = {"", str(Path.cwd())}
     others = [place for place in sys.path if place not in here]
     return others if PathFinder.find_spec(top, others) is not None else list(sys.path)
-
-
-@contextmanager
-def _without_working_folder(name: str) -> Iterator[None]:
-    top = name.partition(".")[0]
-    loaded = sys.modules.get(top)
-    spec = PathFinder.find_spec(top, _installed_path(top))
-    if loaded is not None and spec is not None and spec.origin and getattr(loaded, "__file__", None) not in {None, spec.origin}:
-        raise ConfigurationError(f"the package {top!r} of {loaded.__file__} hides the installed one of {spec.origin}; rename it")
-    before = list(sys.path)
-    sys.path[:] = _installed_path(top)
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 # -- targets of a command line ---------------------------------------------------------------------
