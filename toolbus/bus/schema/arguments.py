@@ -182,8 +182,6 @@ def preparer_for(tool: ToolDescriptor) -> Preparer:
     Raises:
         DescriptorError: the tool's schema is invalid.
     """
-    if tool.parameters is None and tool.arguments is None:
-        return Preparer(None, RequiredOnly())
     if tool.parameters is not None:
         return Preparer(tool.parameters, Validator(tool.parameters, path="$.parameters"))
     required = RequiredOnly([argument.name for argument in tool.arguments or () if argument.required])

@@ -13,6 +13,7 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.support.latest import Latest
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.envelope import NOT_TAKEN, EntryNumbers, numbers_of
 from toolbus.bus.values.results import BrokerError, ErrorInfo, deadline_exceeded
 
@@ -279,13 +280,11 @@ class Lines(msgspec.Struct, eq=False):
                     if self._lines.get(name) is line and not earlier:
                         line.checked = first.entry
                         self._advance(name, line)
-                try:
-                    async with asyncio.timeout(pause):
-                        await self._news.wait()
-                except TimeoutError:
-                    pause = min(2 * pause, _ASK_MOST)
-                else:
+                await at_most(pause, self._news.wait())
+                if self._news.is_set():
                     await asyncio.sleep(_ASK_FIRST)
+                else:
+                    pause = min(2 * pause, _ASK_MOST)
         finally:
             self._asking = None
 

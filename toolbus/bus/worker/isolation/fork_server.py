@@ -399,13 +399,14 @@ def run_child(descriptor: int, found: tuple[ChildTool, ...], parent: int) -> NoR
     leave_signals_to_worker()
     os.set_inheritable(descriptor, False)
     adopt_orphans()
-    channel, surroundings = Channel(socket.socket(fileno=descriptor)), _Surroundings()
+    channel = Channel(socket.socket(fileno=descriptor))
     with asyncio.Runner() as runner:
+        surroundings = _Surroundings(runner.get_loop())
         while True:
             job = channel.next_job()
             if job is None:
                 os._exit(0)
-            surroundings.look(runner)
+            surroundings.look()
             answer = Answer(channel, job.token)
             # Context variables that a handler sets are its call's alone.
             end = contextvars.copy_context().run(_run, found[job.target], job, answer, runner, surroundings)
@@ -414,7 +415,7 @@ def run_child(descriptor: int, found: tuple[ChildTool, ...], parent: int) -> NoR
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None:
                     stream.flush()
-            answer.send(Message("end", error=end.error, crashed=end.crashed, fit=end.fit and surroundings.are_kept(runner)))
+            answer.send(Message("end", error=end.error, crashed=end.crashed, fit=end.fit and surroundings.are_kept()))
 
 
 class _Surroundings:
@@ -424,25 +425,25 @@ class _Surroundings:
     when a call may have changed it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._threads = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._touched = True
         self._were: tuple[str, dict[str, str]] = "", {}
         sys.addaudithook(self._audit)
 
-    def look(self, runner: asyncio.Runner) -> None:
+    def look(self) -> None:
         """Take note of what is there now."""
         self._threads = _threads()
-        self._tasks = asyncio.all_tasks(runner.get_loop())
+        self._tasks = asyncio.all_tasks(self._loop)
         if self._touched:
             self._were = self._are()
             self._touched = False
 
-    def are_kept(self, runner: asyncio.Runner) -> bool:
+    def are_kept(self) -> bool:
         """Return whether nothing of the call still runs, while folder and environment are as they were."""
-        left = asyncio.all_tasks(runner.get_loop()) - self._tasks
-        running = _threads() > self._threads or left or _offspring()
+        running = _threads() > self._threads or asyncio.all_tasks(self._loop) - self._tasks or _offspring()
         return not running and (not self._touched or self._are() == self._were)
 
     def _audit(self, event: str, _: object) -> None:
@@ -465,7 +466,7 @@ def _run(found: ChildTool, job: Job, answer: Answer, runner: asyncio.Runner, sur
         view = _ChildInvocation(answer, runner.get_loop(), request, job)
         enter(lambda: view)
         arguments = found.arguments(request.arguments, runner)
-        surroundings.look(runner)
+        surroundings.look()
         if job.memory:
             address_space(job.memory)
         value = found.function(**arguments)

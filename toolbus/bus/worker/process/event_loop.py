@@ -30,9 +30,8 @@ def _quickest() -> type[asyncio.AbstractEventLoop]:
         import uvloop  # noqa: PLC0415 - an extra
     except ImportError:
         return asyncio.SelectorEventLoop
-    else:
-        found: type[asyncio.AbstractEventLoop] = uvloop.Loop
-        return found
+    found: type[asyncio.AbstractEventLoop] = uvloop.Loop
+    return found
 
 
 def _lasting(base: type[asyncio.AbstractEventLoop]) -> type[asyncio.AbstractEventLoop]:

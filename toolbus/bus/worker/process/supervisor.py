@@ -302,10 +302,8 @@ class Supervisor:
         if not child.draining:
             child.draining = True
             _signal(process, signal.SIGTERM)
-        try:
-            async with asyncio.timeout(self.settings.grace + _MARGIN):
-                await process.wait()
-        except TimeoutError:
+        await at_most(self.settings.grace + _MARGIN, process.wait())
+        if process.returncode is None:
             telemetry.log.error("supervisor.killing", pid=process.pid, grace=self.settings.grace)
             _signal(process, signal.SIGKILL)
 
