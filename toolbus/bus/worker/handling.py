@@ -291,6 +291,10 @@ class ThreadIteration:
         self._arrived.set()
 
 
+# Middleware sees these as they are in the request.
+_OF_REQUEST = ("id", "tool", "service", "user", "session", "arguments", "config", "metadata", "idempotency_key")
+
+
 class MiddlewareCall:
     """Gives middleware the handler's whole answer as a result, then takes out again what the caller was sent already.
 
@@ -350,15 +354,7 @@ class MiddlewareCall:
 
         request = self.request
         first = ToolCall(
-            id=request.id,
-            tool=request.tool,
-            service=request.service,
-            user=request.user,
-            session=request.session,
-            arguments=request.arguments,
-            config=request.config,
-            metadata=request.metadata,
-            idempotency_key=request.idempotency_key,
+            **{name: getattr(request, name) for name in _OF_REQUEST},
             digest=self._digest,
             effect=self._handler.effect or request.effect,
             # What a session keeps in its worker is in no field of the request.

@@ -104,11 +104,7 @@ async def report_of(worker: Worker) -> Report:
         leaving=int(worker.leaving),
         reason=worker.unready,
         instances=[worker.instance],
-        version=answer.version,
-        python=answer.python,
-        slots=answer.slots,
-        running=answer.running,
-        waiting=answer.waiting,
+        **{name: getattr(answer, name) for name in ("version", "python", "slots", "running", "waiting")},
         sessions={each.id: each.sessions for each in answer.services},
         # Anybody may read it, and an error may tell more than its type.
         tools=await asyncio.to_thread(lambda: [msgspec.structs.replace(each, last_error=None) for each in answer.tools]),

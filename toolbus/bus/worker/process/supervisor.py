@@ -193,12 +193,10 @@ class Supervisor:
     async def _keep(self, child: Child) -> None:
         """Keep one child alive until it is to end."""
         delay = _BACKOFF_FIRST
-        while True:
+        while not child.ending.is_set():
             started, changes = time.monotonic(), self._changes
             pid, code, state = await self._live(child)
-            if child.ending.is_set():
-                break
-            if changes != self._changes:
+            if child.ending.is_set() or changes != self._changes:
                 delay = _BACKOFF_FIRST
                 continue
             if state.refused and state.refused not in self._complaints:
@@ -206,7 +204,6 @@ class Supervisor:
                 self._complain(state.refused)
             if state.mendable and self._watch:
                 await self._changed.wait()
-                delay = _BACKOFF_FIRST
             elif code == _REFUSED and not state.serving and not self.served:
                 # The same start would be refused in the same way.
                 return
@@ -215,10 +212,8 @@ class Supervisor:
                 telemetry.log.warning("supervisor.restarting", slot=child.slot, pid=pid, code=code, after=round(delay, 2))
                 self.restarts += 1
                 await at_most(delay * random.uniform(0.5, 1.0), self._changed.wait())  # noqa: S311 - jitter
-                if changes != self._changes:
-                    delay = _BACKOFF_FIRST
-            if child.ending.is_set():
-                break
+            if changes != self._changes:
+                delay = _BACKOFF_FIRST
         del self.children[child.slot]
 
     async def _live(self, child: Child) -> tuple[int, int, ChildState]:
