@@ -20,7 +20,7 @@ from toolbus.bus.support.safe_text import described
 from toolbus.bus.values.results import DescriptorError
 
 # The types that the worker fills in itself.
-Injected: TypeAlias = Container[type] | Callable[[type], bool]
+Injected: TypeAlias = Container[type]
 
 _Function: TypeAlias = Callable[..., Any]
 _Bind: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -145,10 +145,7 @@ def _service_type(annotation: Any, injected: Injected) -> type | None:
         members = [member for member in get_args(annotation) if member is not type(None)]
         return _service_type(members[0], injected) if len(members) == 1 else None
     candidate = origin or annotation
-    if not isinstance(candidate, type):
-        return None
-    wanted = candidate in injected if isinstance(injected, Container) else injected(candidate)
-    return candidate if wanted else None
+    return candidate if isinstance(candidate, type) and candidate in injected else None
 
 
 def allows_none(annotation: Any) -> bool:
@@ -224,7 +221,7 @@ def derive(
     receives all arguments as a dict.
 
     Args:
-        injected: the types of parameters that the worker fills in, or a predicate for them.
+        injected: the types of parameters that the worker fills in.
         skip_self: leave out the first parameter, for a function that will be a method.
 
     Raises:

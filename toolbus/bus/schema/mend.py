@@ -194,9 +194,8 @@ class _Mender(msgspec.Struct, eq=False):
 
     def _type(self, made: dict[str, Any], path: str) -> None:
         kinds = made.get("type")
-        if kinds is None or (isinstance(kinds, str) and kinds in JSON_TYPES):
-            return
-        if isinstance(kinds, list) and kinds and all(isinstance(kind, str) and kind in JSON_TYPES for kind in kinds):
+        words = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
+        if kinds is None or (words and all(isinstance(word, str) and word in JSON_TYPES for word in words)):
             return
         if isinstance(kinds, Mapping):
             # A whole schema stands where its type should be.
@@ -205,7 +204,6 @@ class _Mender(msgspec.Struct, eq=False):
                 made.setdefault(key, value)
             self.note(path, "took the schema out of 'type'")
             return
-        words = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
         known, items = _read_types(words)
         del made["type"]
         if known:

@@ -132,7 +132,8 @@ def _check_free(name: str, place: Path, asked: Path) -> None:
 def _is_needed(name: str, place: Path) -> bool:
     """Return whether another module of this name is of a distribution that toolbus requires, and may import later."""
     elsewhere = [folder for folder in sys.path if Path(folder) != place.parent]
-    if "." in name or not any(_is_installed(name, folder) for folder in elsewhere):
+    # Packages that were installed in a folder have their metadata beside them.
+    if "." in name or not any(PathFinder.find_spec(name, [each]) and any(Path(each).glob("*.*-info")) for each in elsewhere):
         return False
     from importlib import metadata  # noqa: PLC0415 - it takes long to read what is installed, which few files need
 
@@ -147,11 +148,6 @@ def _is_needed(name: str, place: Path) -> bool:
                 required = (line for line in metadata.requires(each) or () if each == "toolbus" or "extra ==" not in line)
                 left += [normal_name(found[0]) for line in required if (found := re.match(r"[\w.-]+", line))]
     return not needed.isdisjoint(map(normal_name, metadata.packages_distributions().get(name, ())))
-
-
-def _is_installed(name: str, folder: str) -> bool:
-    """Return whether a folder has a module of this name, and packages that were installed there."""
-    return PathFinder.find_spec(name, [folder]) is not None and any(Path(folder).glob("*.*-info"))
 
 
 def normal_name(distribution: str) -> str:

@@ -73,10 +73,6 @@ class Services(Container[type]):
         """Return whether there is a source of a type."""
         return type_ in self._own or type_ in _provided
 
-    def but(self, types: Container[type]) -> Container[type]:
-        """Return all of these except some types."""
-        return _But(self, types)
-
     def own(self, type_: type) -> bool:
         """Return whether the source was given to this worker, so that other processes do not have it."""
         return type_ in self._own
@@ -114,18 +110,6 @@ class Services(Container[type]):
         await self._life.aclose()
 
 
-class _But(Container[type]):
-    def __init__(self, services: Services, types: Container[type]) -> None:
-        self._services = services
-        self._types = types
-
-    def __contains__(self, type_: object) -> bool:
-        return type_ not in self._types and type_ in self._services
-
-    def __iter__(self) -> Iterator[type]:
-        return (type_ for type_ in self._services if type_ not in self._types)
-
-
 def injected(parameters: Mapping[str, Any] | None, bound: Callable[..., Any], services: Services) -> Container[type]:
     """Return the types of parameters that are filled in for a function, ``bound`` to its object if it is a method.
 
@@ -136,7 +120,8 @@ def injected(parameters: Mapping[str, Any] | None, bound: Callable[..., Any], se
     # What the author's schema names is an argument, whatever its annotation.
     named: Mapping[str, Any] = parameters.get("properties", {})
     found = read_signature(bound, injected=services, skip_self=False).injected
-    return services.but({type_ for name, type_ in found.items() if name in named and not services.provides(type_)})
+    arguments = {type_ for name, type_ in found.items() if name in named and not services.provides(type_)}
+    return {*services, *found.values()} - arguments
 
 
 def has_factory(type_: type) -> bool:
