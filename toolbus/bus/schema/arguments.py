@@ -264,7 +264,7 @@ class Parameter(msgspec.Struct, frozen=True):
         return self.default is inspect.Parameter.empty
 
 
-class Signature(msgspec.Struct, frozen=True):
+class Signature(msgspec.Struct):
     """The signature of a function as its callers see it.
 
     Attributes:
@@ -280,11 +280,11 @@ class Signature(msgspec.Struct, frozen=True):
 
     function: str
     description: str
-    parameters: tuple[Parameter, ...]
-    injected: dict[str, type]
-    rest: Parameter | None
-    star: str
-    reserved: frozenset[str]
+    reserved: set[str]
+    parameters: list[Parameter] = []
+    injected: dict[str, type] = {}
+    rest: Parameter | None = None
+    star: str = ""
     spared: dict[str, Any] = {}
     unresolved: dict[str, str] = {}
     filled: dict[str, Callable[[], Any]] = {}

@@ -47,39 +47,32 @@ def read_signature(function: _Function, *, injected: Injected, skip_self: bool) 
         reserved.add(found.pop(0).name)
     description, documented = _documentation(target)
     namespace = _namespace(target, injected)
-
-    parameters: list[Parameter] = []
-    services: dict[str, type] = {}
-    spared: dict[str, Any] = {}
-    unresolved: dict[str, str] = {}
-    filled: dict[str, Callable[[], Any]] = {}
-    rest: Parameter | None = None
-    star = ""
+    made = Signature(name, description, reserved)
     for each in found:
         try:
             annotation = _resolve(each.annotation, namespace, target)
         except Exception as error:  # noqa: BLE001 - evaluating an annotation runs the user's code; an unresolved annotation means Any
-            annotation, unresolved[each.name] = Any, described(error)
-        annotation, default = _with_default(annotation, each, name, filled)
+            annotation, made.unresolved[each.name] = Any, described(error)
+        annotation, default = _with_default(annotation, each, name, made.filled)
         service = _service_type(annotation, injected)
         text = _described(annotation) or documented.get(each.name, "")
         parameter = Parameter(each.name, annotation, default, text, named=each.kind in _NAMED, positional=each.kind in _POSITIONAL)
         if each.kind is inspect.Parameter.VAR_POSITIONAL:
-            star = each.name
+            made.star = each.name
         elif each.kind is inspect.Parameter.VAR_KEYWORD:
-            rest = parameter
+            made.rest = parameter
         elif service is None:
-            parameters.append(parameter)
+            made.parameters.append(parameter)
         elif parameter.named:
-            services[each.name] = service
+            made.injected[each.name] = service
             if each.default is not inspect.Parameter.empty:
-                spared[each.name] = each.default
+                made.spared[each.name] = each.default
             elif allows_none(annotation):
-                spared[each.name] = None
+                made.spared[each.name] = None
         else:
             raise DescriptorError(f"{name} takes the injected {each.name!r} by position only", path="$.parameters")
-    kept = frozenset(reserved | services.keys())
-    return Signature(name, description, tuple(parameters), services, rest, star, kept, spared, unresolved, filled)
+    made.reserved.update(made.injected)
+    return made
 
 
 def _target(function: _Function) -> _Function:
