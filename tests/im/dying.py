@@ -36,12 +36,12 @@ def watch(steps: Steps) -> None:
     """Make a step of everything that is written to the disk or sent, before and after."""
     replace, append, send, ping = files.replace, files.append, ClientConnection.send, ClientConnection.ping
 
-    def replacing(path: Path, content: bytes, mode: int | None = None) -> None:
+    def replacing(path: Path, content: bytes, mode: int | None = None, *, lasting: bool = True) -> None:
         steps.take("replace")
         beside = path.with_name(f"{path.name}.new")
         beside.write_bytes(content[: len(content) // 2])
         steps.take("half of the new file")
-        replace(path, content, mode)
+        replace(path, content, mode, lasting=lasting)
         steps.take("replaced")
 
     def appending(path: Path, lines: bytes) -> int:
