@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import NormalDist
 from typing import Literal, NamedTuple
 
@@ -90,12 +90,13 @@ class Estimate(NamedTuple):
 
 def estimates(static: Scores, tallies: Tallies, parameters: Parameters) -> dict[EdgeKind, dict[str, list[Estimate]]]:
     """Return an estimate for every edge of the static scores; the log adds no edges."""
-    made: dict[EdgeKind, dict[str, list[Estimate]]] = {"call": {}, "next": {}}
-    for kind in KINDS:
-        of_row = _calls if kind == "call" else _nexts
-        for source, row in static.rows[kind].items():
-            made[kind][source] = of_row(source, row, tallies.get((kind, source), {}), parameters)
-    return made
+    return {
+        kind: {
+            source: (_calls if kind == "call" else _nexts)(source, row, tallies.get((kind, source), {}), parameters)
+            for source, row in static.rows[kind].items()
+        }
+        for kind in KINDS
+    }
 
 
 def _calls(source: str, row: Row, tallies: Mapping[str, Tally], parameters: Parameters) -> list[Estimate]:
@@ -121,7 +122,7 @@ def _nexts(source: str, row: Row, tallies: Mapping[str, Tally], parameters: Para
     top = max(row.values(), default=0.0)
     total = sum(row.values())
     known = {target: tallies.get(target) or Tally() for target in sorted(row)}
-    whole = _together(known)
+    whole = _together(known.values())
     if total <= 0:
         return [Estimate(Edge("next", source, target, row[target]), row[target], tally, 0.0, 0.0, False) for target, tally in known.items()]
     strength = parameters.next_strength + whole.effective
@@ -147,9 +148,10 @@ def _nexts(source: str, row: Row, tallies: Mapping[str, Tally], parameters: Para
     ]
 
 
-def _together(tallies: Mapping[str, Tally]) -> Tally:
-    sums = {field: sum(getattr(tally, field) for tally in tallies.values()) for field in Tally.__struct_fields__}
-    return Tally(**sums)
+def _together(tallies: Iterable[Tally]) -> Tally:
+    """Return the tally of all the uses that several count."""
+    columns = zip(*map(msgspec.structs.astuple, tallies), strict=True)
+    return Tally(*map(sum, columns))
 
 
 def _sure(before: float, mean: float, strength: float) -> float:
@@ -202,8 +204,8 @@ class _Block(NamedTuple):
 # With fewer episodes the spread between episodes is unknown.
 LEAST_EPISODES = 20
 
-Weighted = tuple[float, float]
-"""The weighted sum of an episode's gains, and the sum of the weights."""
+Gains = Callable[[Episode], Iterator[tuple[float, float]]]
+"""Yields the gain of each choice of an episode, and its weight."""
 
 
 class Gain(msgspec.Struct, frozen=True):
@@ -260,14 +262,12 @@ def judged(kind: EdgeKind, static: Scores, logged: Sequence[Episode], parameters
     )
 
 
-def _cross_validated(
-    logged: Sequence[Episode], parameters: Parameters, learned: Callable[[list[Episode]], Callable[[Episode], Weighted]]
-) -> Gain:
+def _cross_validated(logged: Sequence[Episode], parameters: Parameters, learned: Callable[[list[Episode]], Gains]) -> Gain:
     """Return the gain over all parts of the log; its error is that of a ratio of sums over independent episodes."""
-    sums: list[Weighted] = []
+    sums: list[tuple[float, float]] = []
     for fold in range(parameters.folds):
-        gain = learned([episode for number, episode in enumerate(logged) if number % parameters.folds != fold])
-        sums += [gain(episode) for episode in logged[fold :: parameters.folds]]
+        gains = learned([episode for number, episode in enumerate(logged) if number % parameters.folds != fold])
+        sums += [_weighted(gains(episode)) for episode in logged[fold :: parameters.folds]]
     sums = [each for each in sums if each[1] > 0]
     weight = sum(each[1] for each in sums)
     if weight <= 0:
@@ -278,33 +278,26 @@ def _cross_validated(
     return Gain(round(mean, 9), round(error, 9), len(sums), credible)
 
 
-def _order_gains(
-    kind: EdgeKind, static: Scores, rest: Sequence[Episode], parameters: Parameters, now: float
-) -> Callable[[Episode], Weighted]:
+def _order_gains(kind: EdgeKind, static: Scores, rest: Sequence[Episode], parameters: Parameters, now: float) -> Gains:
     found = estimates(static, tallied(rest, parameters, now), parameters)[kind]
     orders = {
         source: (ranked(row, row), ranked({each.edge.target: each.score for each in found[source]}, row))
         for source, row in static.rows[kind].items()
     }
 
-    def gain(episode: Episode) -> Weighted:
-        return _weighted(_order_gain(episode, kind, orders, parameters.clip))
+    def gains(episode: Episode) -> Iterator[tuple[float, float]]:
+        for choice in wanted(episode.calls() if kind == "call" else episode.transitions()):
+            if choice.source in orders:
+                before, after = orders[choice.source]
+                yield reciprocal_rank(after, choice.target) - reciprocal_rank(before, choice.target), weight_of(choice, parameters.clip)
 
-    return gain
-
-
-def _order_gain(
-    episode: Episode, kind: EdgeKind, orders: Mapping[str, tuple[list[str], list[str]]], clip: float
-) -> Iterable[tuple[float, float]]:
-    for choice in wanted(episode.calls() if kind == "call" else episode.transitions()):
-        if choice.source in orders:
-            before, after = orders[choice.source]
-            yield reciprocal_rank(after, choice.target) - reciprocal_rank(before, choice.target), weight_of(choice, clip)
+    return gains
 
 
-def _signal_gains(rest: Sequence[Episode], parameters: Parameters, now: float) -> Callable[[Episode], Weighted]:
+def _signal_gains(rest: Sequence[Episode], parameters: Parameters, now: float) -> Gains:
     tallies = tallied(rest, parameters, now)
-    common = _common_rate(tallies)
+    whole = _together(tally for (kind, _), row in tallies.items() if kind == "call" for tally in row.values())
+    common = whole.rate if whole.mass > 0 else 0.5
 
     def rate(source: str, target: str) -> float:
         tally = tallies.get(("call", source), {}).get(target)
@@ -312,25 +305,16 @@ def _signal_gains(rest: Sequence[Episode], parameters: Parameters, now: float) -
             return common
         return (parameters.prior_strength * common + tally.effective * tally.rate) / (parameters.prior_strength + tally.effective)
 
-    def gain(episode: Episode) -> Weighted:
-        return _weighted(
-            (
-                (common - choice.success) ** 2 - (rate(choice.source, choice.target) - choice.success) ** 2,
-                weight_of(choice, parameters.clip),
-            )
-            for choice in episode.calls()
-        )
+    def gains(episode: Episode) -> Iterator[tuple[float, float]]:
+        for choice in episode.calls():
+            gain = (common - choice.success) ** 2 - (rate(choice.source, choice.target) - choice.success) ** 2
+            yield gain, weight_of(choice, parameters.clip)
 
-    return gain
+    return gains
 
 
-def _common_rate(tallies: Tallies) -> float:
-    calls = [tally for (kind, _), row in tallies.items() if kind == "call" for tally in row.values()]
-    mass = sum(tally.mass for tally in calls)
-    return sum(tally.hits for tally in calls) / mass if mass > 0 else 0.5
-
-
-def _weighted(gains: Iterable[tuple[float, float]]) -> Weighted:
+def _weighted(gains: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Return the weighted sum of gains, and the sum of the weights."""
     total = weights = 0.0
     for gain, weight in gains:
         total += weight * gain

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 import msgspec
 
 from toolbus.bus.support.display import visible
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.toolkit.learning.evaluate import Evaluation, Options, evaluate
-from toolbus.toolkit.learning.evidence import DAY, Episode, Parameters, ScoreFile, Scores, episodes, matched
+from toolbus.toolkit.learning.evidence import DAY, Parameters, ScoreFile, Scores, episodes, matched
 from toolbus.toolkit.learning.learn import Change, Learned, learn
 from toolbus.toolkit.learning.revisions import Revisions, changed, difference, digest
 from toolbus.toolkit.learning.stores import Execution, ExecutionStore, OnBad
@@ -80,7 +81,9 @@ def run(
     learned = learn(scores, logged, parameters)
     before = scores if current is None else current.scores
     changes = changed(before, scores, learned)
-    evaluation = _evaluated(static, scores, logged, parameters, options or Options())
+    evaluation = None
+    with suppress(ConfigurationError):  # too few episodes to split, so that nothing is taken
+        evaluation = evaluate(scores, static.texts, logged, parameters, options)
     decision, take = _decided(learned, before, evaluation, held=revisions.held and not resume)
     made = revisions.add(scores, learned, digest(logged), parameters, graph=graph) if take and not dry else None
     if take and dry:
@@ -115,13 +118,6 @@ def _present(executions: Iterable[Execution], notes: list[str]) -> list[Executio
     if len(kept) < len(found):
         notes.append(f"{len(found) - len(kept)} of {len(found)} executions are left out, since their times are in the future")
     return kept
-
-
-def _evaluated(static: ScoreFile, scores: Scores, logged: Sequence[Episode], parameters: Parameters, options: Options) -> Evaluation | None:
-    try:
-        return evaluate(scores, static.texts, logged, parameters, options)
-    except ConfigurationError:
-        return None  # too few episodes to split, so that nothing is taken
 
 
 def _decided(learned: Learned, before: Scores, evaluation: Evaluation | None, *, held: bool) -> tuple[str, bool]:

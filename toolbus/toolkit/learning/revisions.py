@@ -7,7 +7,7 @@ import hashlib
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -196,14 +196,15 @@ class Revisions:
         """
         self._make()
         with locked(self.folder):
-            left = self._left(named=bool(id))
+            left = None
+            with suppress(ConfigurationError) if id else nullcontext():
+                left = self.current()
             if not id and left is None:
                 raise ConfigurationError(f"{self.folder} has no current revision to roll back from")
             if not id and left is not None and not left.parent:
                 raise ConfigurationError(f"{left.id} is the first revision; there is none before it")
             back = self.get(id or ("" if left is None else left.parent))
-            newest = back.id == self.ids()[-1]
-            if newest:
+            if back.id == self.ids()[-1]:
                 self._release()
             else:
                 write_file(self.folder / "held", f"{back.id}\n".encode())
@@ -228,14 +229,6 @@ class Revisions:
 
     def _release(self) -> None:
         (self.folder / "held").unlink(missing_ok=True)
-
-    def _left(self, *, named: bool) -> Revision | None:
-        try:
-            return self.current()
-        except ConfigurationError:
-            if named:
-                return None
-            raise
 
     def _make(self) -> None:
         try:

@@ -319,16 +319,12 @@ class SqliteStore(ExecutionStore):
         ]
         if not rows:
             return 0
-        with self._lock, self._errors():
+        # Leaving the database commits, or takes back what a failure has left undone.
+        with self._lock, self._errors(), self._database:
             self._database.execute("BEGIN IMMEDIATE")
-            try:
-                added = self._database.executemany(_INSERT, rows).rowcount
-                newest = self._database.execute("SELECT max(number) FROM executions").fetchone()[0]
-                self._database.execute("DELETE FROM executions WHERE number <= ?", (newest - self._max_records,))
-                self._database.execute("COMMIT")
-            except BaseException:
-                self._database.execute("ROLLBACK")
-                raise
+            added = self._database.executemany(_INSERT, rows).rowcount
+            newest = self._database.execute("SELECT max(number) FROM executions").fetchone()[0]
+            self._database.execute("DELETE FROM executions WHERE number <= ?", (newest - self._max_records,))
         return added
 
     def _records(self) -> Iterator[Execution | RecordError]:
