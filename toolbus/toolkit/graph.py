@@ -292,13 +292,12 @@ def _members(item: object, form: str, name: str, given: Iterable[T] | None, kind
     return found
 
 
+_KINDS = ((Action, "action"), (Tool, "tool"), (ToolGroup, "group"))
+
+
 def kind_of(item: object) -> str:
     """Return ``action``, ``tool`` or ``group``; empty for anything else."""
-    if isinstance(item, Action):
-        return "action"
-    if isinstance(item, Tool):
-        return "tool"
-    return "group" if isinstance(item, ToolGroup) else ""
+    return next((kind for cls, kind in _KINDS if isinstance(item, cls)), "")
 
 
 def edge_kind(source: object, target: object) -> Literal["next", "call", "holds"]:
@@ -576,9 +575,33 @@ def recommend_subgraph(toolkit: Graph, actions: Iterable[Action | str], threshol
     check_score(threshold, "the threshold")
     if isinstance(hops, bool) or not isinstance(hops, int) or hops < 0:
         raise ToolkitError(f"hops is {hops!r}, which is not a whole number from 0")
-    walk = _Walk(toolkit, threshold)
-    walk.follow(actions, hops)
-    return toolkit.part(walk.met, ((u, v, about) for u, targets in walk.passed.items() for v, about in targets))
+    nodes, edges = toolkit.tables()
+    met: dict[str, None] = {}
+    passed: list[tuple[str, str, Mapping[str, Any]]] = []
+
+    def beyond(ids: Iterable[str], called: dict[str, None]) -> dict[str, None]:
+        """Return the unvisited actions that follow these vertices, whose edges are read once; add what they call to ``called``."""
+        following: dict[str, None] = {}
+        for vertex in ids:
+            for target, about in edges[vertex].items():
+                if about.get("score", UNSET) >= threshold:
+                    passed.append((vertex, target, about))
+                    item = nodes[target].get("data")
+                    if item is not None and target not in met:
+                        (following if isinstance(item, Action) else called)[target] = None
+        return following
+
+    ids = (start if isinstance(start, str) else start.id for start in actions)
+    front = {vertex: None for vertex in ids if isinstance(toolkit.item(vertex), Action)}
+    called: dict[str, None] = {}
+    for _ in range(hops + 1):
+        met.update(front)
+        front = beyond(front, called)
+        if not front:
+            break
+    met.update(called)
+    beyond([vertex for vertex in called if isinstance(toolkit.item(vertex), ToolGroup)], met)
+    return toolkit.part(met, passed)
 
 
 def recommend_tools_actions(
@@ -589,54 +612,6 @@ def recommend_tools_actions(
     items = [item for _, item in part.items()]
     tools = [item.copy() for item in items if isinstance(item, Tool)]
     return tools, [item.copy() for item in items if isinstance(item, Action)]
-
-
-class _Walk:
-    """Walks the graph and reads each edge from a visited vertex once.
-
-    Attributes:
-        met: the visited vertices, in order.
-        passed: for each vertex its edges with a sufficient score, as (target, attributes).
-    """
-
-    def __init__(self, toolkit: Toolkit, threshold: float) -> None:
-        self._nodes, self._edges = toolkit.tables()
-        self._threshold = threshold
-        self.met: dict[str, None] = {}
-        self.passed: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
-
-    def follow(self, starts: Iterable[Action | str], hops: int) -> None:
-        """Visit the actions within ``hops`` of these, then what they call, then the tools of the called groups."""
-        ids = (start if isinstance(start, str) else start.id for start in starts)
-        front = {vertex: None for vertex in ids if isinstance(self._item(vertex), Action)}
-        called: dict[str, None] = {}
-        for left in range(hops, -1, -1):
-            self.met.update(front)
-            front = self._beyond(front, called)
-            if not front or not left:
-                break
-        self.met.update(called)
-        groups = [vertex for vertex in called if isinstance(self._item(vertex), ToolGroup)]
-        self._beyond(groups, self.met)
-
-    def _beyond(self, ids: Iterable[str], called: dict[str, None]) -> dict[str, None]:
-        """Return the unvisited actions that follow these vertices; add what they call to ``called``."""
-        actions: dict[str, None] = {}
-        threshold, nodes = self._threshold, self._nodes
-        for vertex in ids:
-            passed = [edge for edge in self._edges[vertex].items() if edge[1].get("score", UNSET) >= threshold]
-            self.passed[vertex] = passed
-            for target, _ in passed:
-                item = nodes[target].get("data")
-                if isinstance(item, Action):
-                    if target not in self.met:
-                        actions[target] = None
-                elif item is not None:
-                    called[target] = None
-        return actions
-
-    def _item(self, vertex: str) -> object:
-        return self._nodes[vertex].get("data") if vertex in self._nodes else None
 
 
 class Explorer:
@@ -659,23 +634,15 @@ class Explorer:
 
     def extend(self, part: Toolkit, graph: Toolkit) -> frozenset[tuple[str, str]]:
         """Add the chosen Call edges of a recommended part's actions to it, and return them."""
-        chosen: set[tuple[str, str]] = set()
-        for action in [vertex for vertex, item in part.items() if isinstance(item, Action)]:
-            for target in graph.successors(action):
-                item = graph.item(target)
-                if item is None or isinstance(item, Action) or part.has_edge(action, target) or not self.chooses(action, target):
-                    continue
-                chosen.add((action, target))
-                part.add_vertex(target, data=item)
-                part.add_edge(action, target, graph.get_score(action, target))
-                if isinstance(item, ToolGroup):
-                    _add_members(part, graph, target)
+        chosen = [
+            (action, target)
+            for action, item in part.items()
+            if isinstance(item, Action)
+            for target in graph.successors(action)
+            if isinstance(graph.item(target), Tool | ToolGroup) and not part.has_edge(action, target) and self.chooses(action, target)
+        ]
+        for action, target in chosen:
+            # A group comes with its tools.
+            part.update(graph.subgraph([target, *graph.successors(target)]))
+            part.add_edge(action, target, graph.get_score(action, target))
         return frozenset(chosen)
-
-
-def _add_members(part: Toolkit, graph: Toolkit, group: str) -> None:
-    for member in graph.successors(group):
-        item = graph.item(member)
-        if item is not None:
-            part.add_vertex(member, data=item)
-            part.add_edge(group, member)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -310,19 +311,18 @@ class Walk:
     ) -> None:
         check_score(explore, "explore")
         self._tools = tools
-        self._threshold = threshold
-        self._hops = hops
         self._toolkit = toolkit
         self._recorder = recorder
         self._explore = explore
         self._explorer: Explorer | None = None
+        self._viewed = partial(for_actions, tools, threshold=threshold, hops=hops, toolkit=toolkit, tell_missing=True)
         self.at = tuple(starts)
-        self._view = self._current_view()
+        self._view = self._viewed(self.at)
 
     @property
     def view(self) -> ActionView:
         """The tools and actions for the current position, by the graph and the tools of the moment."""
-        self._view = self._current_view()
+        self._view = self._viewed(self.at, explorer=self._explorer)
         return self._view
 
     def after(self, called: Iterable[str]) -> None:
@@ -364,17 +364,6 @@ class Walk:
         graph = published(self._tools.catalogue) if self._toolkit is None else self._toolkit
         return Place(action, target, _first(shown, target), _first(following, ""), graph.revision)
 
-    def _current_view(self) -> ActionView:
-        return for_actions(
-            self._tools,
-            self.at,
-            threshold=self._threshold,
-            hops=self._hops,
-            toolkit=self._toolkit,
-            tell_missing=True,
-            explorer=self._explorer,
-        )
-
     def _is_shown(self, vertex: str) -> bool:
         """Return whether the model is shown a tool, or any tool of a group."""
         item = self._view.toolkit.item(vertex)
@@ -389,22 +378,18 @@ class Walk:
         part = self._view.toolkit
         edges: list[tuple[str, str]] = []
         for action in self._view.actions:
-            groups: list[tuple[str, str]] = []
-            for target in part.successors(action.id):
-                item = part.item(target)
-                if isinstance(item, Tool) and item.bus_name == tool:
-                    edges.append((action.id, target))
-                elif isinstance(item, ToolGroup) and self._holds(item, target, tool):
-                    groups.append((action.id, target))
-            edges += groups
+            found = [target for target in part.successors(action.id) if self._leads_to(target, tool)]
+            edges += [(action.id, target) for target in sorted(found, key=lambda target: isinstance(part.item(target), ToolGroup))]
         return edges
 
-    def _holds(self, group: ToolGroup, vertex: str, tool: str) -> bool:
-        """Return whether a tool of the bus is in a group."""
-        live, part = self._view.get(tool), self._view.toolkit
-        if isinstance(group, LiveGroup) and live is not None and group.holds(live):
+    def _leads_to(self, vertex: str, tool: str) -> bool:
+        """Return whether a vertex is a tool of the bus, or a group that has it."""
+        part, live = self._view.toolkit, self._view.get(tool)
+        item = part.item(vertex)
+        if isinstance(item, LiveGroup) and live is not None and item.holds(live):
             return True
-        return any(isinstance(item, Tool) and item.bus_name == tool for item in map(part.item, part.successors(vertex)))
+        members = map(part.item, part.successors(vertex)) if isinstance(item, ToolGroup) else [item]
+        return any(isinstance(member, Tool) and member.bus_name == tool for member in members)
 
 
 def _first(shown: dict[str, float], needed: str) -> dict[str, float]:

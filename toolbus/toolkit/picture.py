@@ -93,10 +93,8 @@ class _Block:
 
 def _columns(toolkit: Toolkit) -> list[list[_Block]]:
     taken: set[str] = set()
-    columns = [[_block(toolkit, action, taken) for action in layer] for layer in _layers(toolkit)]
-    rest = _Block()
-    _call(toolkit, [vertex for vertex, item in toolkit.items() if isinstance(item, ToolGroup)], rest, taken)
-    _call(toolkit, [vertex for vertex, item in toolkit.items() if isinstance(item, Tool)], rest, taken)
+    columns = [[_block(toolkit, action, toolkit.successors(action), taken) for action in layer] for layer in _layers(toolkit)]
+    rest = _block(toolkit, "", [vertex for vertex, _ in toolkit.items()], taken)
     return [*columns, [rest]] if rest.vertices() else columns
 
 
@@ -120,15 +118,9 @@ def _layers(toolkit: Toolkit) -> list[list[str]]:
     return layers
 
 
-def _block(toolkit: Toolkit, action: str, taken: set[str]) -> _Block:
-    block = _Block(action)
-    _call(toolkit, toolkit.successors(action), block, taken)
-    return block
-
-
-def _call(toolkit: Toolkit, called: Iterable[str], block: _Block, taken: set[str]) -> None:
-    """Add the called vertices that have no position yet to a block, groups first."""
-    called = [vertex for vertex in called if vertex not in taken]
+def _block(toolkit: Toolkit, action: str, called: Iterable[str], taken: set[str]) -> _Block:
+    """Return the block of an action with the called vertices that have no position yet, groups first."""
+    block, called = _Block(action), [vertex for vertex in called if vertex not in taken]
     for vertex in called:
         if isinstance(toolkit.item(vertex), ToolGroup):
             tools = [tool for tool in toolkit.successors(vertex) if tool not in taken]
@@ -138,6 +130,7 @@ def _call(toolkit: Toolkit, called: Iterable[str], block: _Block, taken: set[str
         if isinstance(toolkit.item(vertex), Tool) and vertex not in taken:
             taken.add(vertex)
             block.tools.append(vertex)
+    return block
 
 
 def _places(columns: list[list[_Block]]) -> tuple[dict[str, Point], tuple[tuple[float, float], ...]]:

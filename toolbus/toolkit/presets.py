@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -295,10 +295,8 @@ def target_of(link: str | Link) -> str:
 
 
 def _taken(preset: Preset, kinds: dict[str, str]) -> Iterator[Problem]:
-    every: dict[str, Sequence[ToolEntry | GroupEntry | ActionEntry]]
-    every = {"tools": preset.tools, "groups": preset.groups, "actions": preset.actions}
-    for kind, entries in every.items():
-        for index, entry in enumerate(entries):
+    for kind in ("tools", "groups", "actions"):
+        for index, entry in enumerate(getattr(preset, kind)):
             if entry.id in kinds:
                 yield f"$.{kind}[{index}].id", f"the id {entry.id!r} is taken by another of the {kinds[entry.id]}"
             kinds[entry.id] = kind

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -421,7 +420,7 @@ def _public(module: ModuleType) -> list[Callable[..., Any]]:
 
 
 def _defined(group: str, index: int, definition: object) -> Tool:
-    about = definition.get if isinstance(definition, Mapping) else partial(_attribute, definition)
+    about: Callable[[str], Any] = definition.get if isinstance(definition, Mapping) else lambda name: getattr(definition, name, None)
     name = about("name")
     if not isinstance(name, str) or not name:
         raise ToolkitError(f"definition {index} of the group {group!r} has no name")
@@ -429,7 +428,3 @@ def _defined(group: str, index: int, definition: object) -> Tool:
     if not isinstance(schema, Mapping):
         raise ToolkitError(f"the schema of the tool {name!r} in the group {group!r} is a {type_name(schema)}, not an object")
     return Tool(f"{group}/{name}", name, about("description") or "", dict(schema), bus_name=name)
-
-
-def _attribute(owner: object, name: str) -> Any:
-    return getattr(owner, name, None)
