@@ -179,13 +179,13 @@ async def test_the_forms_of_a_call(values: tuple[Any, ...], named: dict[str, Any
 @pytest.mark.parametrize(
     ("values", "named", "said"),
     [
-        ((), {}, "needs 'config'"),
-        (("al", C), {}, "needs 'arguments'"),
-        ((C, A), {"users": "al"}, "no argument 'users'"),
-        ((C, A), {"config": C}, "got 'config' twice"),
-        (("al", C, A), {"user": "bo"}, "at most 3|is an object"),
+        ((), {}, "missing .* 'config'.* takes .*config"),
+        (("al", C), {}, "missing .* 'arguments'"),
+        ((C, A), {"users": "al"}, "unexpected .* 'users'"),
+        ((C, A), {"config": C}, "multiple values for argument 'config'"),
+        (("al", C, A), {"user": "bo"}, "is an object"),
         (("al", "{}", "{}"), {}, "is an object or None, not str"),
-        ((C, A, 5, 6), {}, "at most 3"),
+        ((C, A, 5, 6), {}, "too many"),
     ],
 )
 async def test_a_call_that_fits_no_form_says_why(values: tuple[Any, ...], named: dict[str, Any], said: str) -> None:

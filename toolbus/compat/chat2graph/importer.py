@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -391,6 +392,7 @@ THRESHOLD, HOPS = 0.5, 0
 """The score and the number of hops that every operator of that project has."""
 
 
+@dataclass(eq=False)
 class Imported:
     """A file's graph, operators and experts.
 
@@ -401,22 +403,13 @@ class Imported:
         experts: the experts, with the ids of their operators.
     """
 
-    def __init__(
-        self,
-        name: str,
-        description: str,
-        toolkit: Toolkit,
-        actions: Mapping[str, Action],
-        operators: dict[str, OperatorEntry],
-        experts: dict[str, ExpertEntry],
-    ) -> None:
-        self._name = name
-        self._description = description
-        self._actions = actions
-        self.toolkit = toolkit
-        self.problems: list[str] = []
-        self.operators = operators
-        self.experts = experts
+    _name: str
+    _description: str
+    toolkit: Toolkit
+    _actions: Mapping[str, Action]
+    operators: dict[str, OperatorEntry]
+    experts: dict[str, ExpertEntry]
+    problems: list[str] = field(default_factory=list)
 
     def __toolbus_tools__(self) -> list[ToolObject]:
         """Return the tools, for a worker of the module that holds this."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import urljoin
@@ -51,11 +50,10 @@ class McpConnection(ToolConnection):
             streams = await self._exit_stack.enter_async_context(transport())
             session = await self._exit_stack.enter_async_context(ClientSession(*streams[:2]))
             await session.initialize()
-        except asyncio.CancelledError:
+        except BaseException as error:
             await self._exit_stack.aclose()
-            raise
-        except Exception as error:
-            await self._exit_stack.aclose()
+            if not isinstance(error, Exception):
+                raise
             raise RuntimeError(f"the MCP server {self._mcp_config.name!r} can't be reached: {text_of(error)}") from error
         self._session = session
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter
 from typing import Any, NamedTuple
 
 from toolbus.bus.support.safe_text import type_name
@@ -44,14 +45,7 @@ class ToolServiceRequest:
 
     def __init__(self, *values: str, **named: str) -> None:
         names = ("user", "config", "arguments")[1 if values and values[0].lstrip().startswith("{") else 0 :]
-        if len(values) > len(names):
-            raise TypeError(f"a request takes at most {', '.join(names)} here, not {len(values)} values")
-        given = dict(zip(names, values, strict=False))
-        for name, value in named.items():
-            if name in given or name not in type(self).__dataclass_fields__:
-                raise TypeError(f"a request got {name!r} twice" if name in given else f"a request has no field {name!r}")
-            given[name] = value
-        self.user, self.config, self.arguments = (given.get(name, "") for name in ("user", "config", "arguments"))
+        vars(self).update(_bound("a request", names, values, named, user="", config="", arguments=""))
 
 
 @dataclass
@@ -146,31 +140,30 @@ def given(method: str, values: tuple[Any, ...], named: Mapping[str, Any], *, cal
     Raises:
         TypeError: they fit neither form.
     """
-    names = ["config", "arguments", *(["callback"] if callback else []), "timeout"]
-    if "user" not in named and _starts_with_user(values, named):
-        names.insert(0, "user")
-    if len(values) > len(names):
-        raise TypeError(f"{method}() takes at most {len(names)} arguments here ({', '.join(names)}), not {len(values)}")
-    found = dict(zip(names, values, strict=False))
-    for name, value in named.items():
-        if name not in {*names, "user"}:
-            raise TypeError(f"{method}() has no argument {name!r}; it takes ([user,] {', '.join(names)})")
-        if name in found:
-            raise TypeError(f"{method}() got {name!r} twice")
-        found[name] = value
-    for name in ("config", "arguments", *(["callback"] if callback else [])):
-        if name not in found:
-            raise TypeError(f"{method}() needs {name!r}; it takes ([user,] {', '.join(name for name in names if name != 'user')})")
+    user = ["user"] if "user" not in named and _starts_with_user(values, named) else []
+    names = [*user, "config", "arguments", *(["callback"] if callback else []), "timeout"]
+    found = _bound(f"{method}()", names, values, named, timeout=600)
     for name in ("config", "arguments"):
         if not isinstance(found[name] or {}, Mapping):
             raise TypeError(f"{name} of {method}() is an object or None, not {type_name(found[name])}")
-    return Given(
-        str(found.get("user") or ""),
-        found["config"] or {},
-        found["arguments"] or {},
-        found.get("callback"),
-        float(found.get("timeout", 600)),
-    )
+    return Given(str(found["user"] or ""), found["config"] or {}, found["arguments"] or {}, found.get("callback"), float(found["timeout"]))
+
+
+def _bound(what: str, names: Sequence[str], values: Sequence[Any], named: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+    """Return arguments by their names; the user may be named where it is not among them, or left out.
+
+    Raises:
+        TypeError: they are too many, too few, or given twice; the message has what there is.
+    """
+    parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=defaults.get(name, Parameter.empty)) for name in names]
+    if "user" not in names:
+        parameters.append(Parameter("user", Parameter.KEYWORD_ONLY, default=""))
+    try:
+        found = inspect.Signature(parameters).bind(*values, **named)
+    except TypeError as error:
+        raise TypeError(f"{what}: {error}; it takes ([user,] {', '.join(name for name in names if name != 'user')})") from None
+    found.apply_defaults()
+    return found.arguments
 
 
 def _starts_with_user(values: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
