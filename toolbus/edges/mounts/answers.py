@@ -6,8 +6,9 @@ import base64
 import binascii
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Self
+from typing import Any
 
+from anyio.abc import ObjectReceiveStream
 from mcp import MCPError
 from mcp.shared.message import SessionMessage
 from mcp_types import (
@@ -111,7 +112,7 @@ def error_of(error: MCPError, effect: str) -> ToolError:
     if is_over(error):
         message = "the mounted server has forgotten its session, and did not run the call"
         return ToolError(message, type="unavailable", code="mount_down", retryable=True)
-    if is_unreadable(error):
+    if error.code == UNREADABLE or (error.code == PARSE_ERROR and error.message.startswith("Failed to parse ")):
         return bad_answer(error.message)
     message = str(error.message)[:_MOST_MESSAGE]
     if error.code == REQUEST_TIMEOUT:
@@ -132,22 +133,18 @@ def _parts(content: Iterable[Any]) -> tuple[list[str], list[Blob]]:
         part = each.resource if isinstance(each, EmbeddedResource) else each
         if isinstance(part, (TextContent, TextResourceContents)):
             texts.append(part.text)
-        elif isinstance(part, (ImageContent, AudioContent)):
-            _add_blob(part.data, part.mime_type, texts, blobs)
-        elif isinstance(part, BlobResourceContents):
-            _add_blob(part.blob, part.mime_type or "application/octet-stream", texts, blobs)
+        elif isinstance(part, (ImageContent, AudioContent, BlobResourceContents)):
+            media_type = part.mime_type or "application/octet-stream"
+            try:
+                data = part.blob if isinstance(part, BlobResourceContents) else part.data
+                blobs.append(Blob(media_type, base64.b64decode(data, validate=True)))
+            except (binascii.Error, ValueError, TypeError):
+                texts.append(f"[{media_type}: not base64, so it can't be read]")
         elif isinstance(part, ResourceLink):
             texts.append(f"[{part.title or part.name}]({part.uri}){': ' + part.description if part.description else ''}")
         else:
             texts.append(f"[content of the kind {getattr(part, 'type', '?')!r}, which is not understood]")
     return texts, blobs
-
-
-def _add_blob(data: str, media_type: str, texts: list[str], blobs: list[Blob]) -> None:
-    try:
-        blobs.append(Blob(media_type, base64.b64decode(data, validate=True)))
-    except (binascii.Error, ValueError, TypeError):
-        texts.append(f"[{media_type}: not base64, so it can't be read]")
 
 
 _LEFT_OUT = "toolbus/left_out"
@@ -172,7 +169,7 @@ def left_out_of(page: Any) -> Mapping[str, str]:
     return found
 
 
-class _Sifted:
+class _Sifted(ObjectReceiveStream[Any]):
     """A stream of messages as the SDK reads it."""
 
     def __init__(self, stream: Any, version: Callable[[], str]) -> None:
@@ -184,31 +181,16 @@ class _Sifted:
         return getattr(self._stream, "last_context", None)
 
     async def receive(self) -> Any:
-        return self._sift(await self._stream.receive())
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        return self._sift(await self._stream.__anext__())
-
-    async def __aenter__(self) -> Self:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._stream.__aexit__(*error)
-
-    def _sift(self, item: Any) -> Any:
+        item = await self._stream.receive()
         if isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse):
             result = item.message.result
             # Of all results only lists of tools have such a field and no content.
             if isinstance(result.get("tools"), list) and "content" not in result:
                 item.message.result = _sift_page(result, self._version())
         return item
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 def _sift_page(page: dict[str, Any], version: str) -> dict[str, Any]:
@@ -246,8 +228,3 @@ def _flaw(page: dict[str, Any], version: str) -> str:
 def is_over(error: Any) -> bool:
     """Return whether an ``MCPError`` says that a server at an address knows its session no more, and has not run the request."""
     return bool(error.code == _INVALID_REQUEST and error.message == "Session terminated")
-
-
-def is_unreadable(error: Any) -> bool:
-    """Return whether an ``MCPError`` stands for an answer that could not be read."""
-    return bool(error.code == UNREADABLE or (error.code == PARSE_ERROR and error.message.startswith("Failed to parse ")))

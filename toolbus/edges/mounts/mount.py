@@ -73,10 +73,23 @@ class Described:
             run: what runs its calls.
             about: what else is known of it, for those who look at its descriptor.
         """
-        if not self._options.selects(name):
+        options = self._options
+        if not options.selects(name):
             return
-        published = bus_name(self._options.prefix + name)
-        document = self._document(published, description.strip() or name, parameters, effect, about)
+        published, text = bus_name(options.prefix + name), description.strip() or name
+        fields: dict[str, Any] = {
+            "name": published,
+            "description": text if len(text) <= _MOST_DESCRIPTION else f"{text[: _MOST_DESCRIPTION - 1]}…",
+            "parameters": dict(parameters) if parameters else {"type": "object"},
+            "effect": effect,
+            "groups": list(options.groups),
+            "category": options.category,
+            "timeout": options.timeout,
+            "output_limit": options.output_limit,
+            "external": options.external,
+            "x-toolbus": about,
+        }
+        document = {key: value for key, value in fields.items() if value or key == "parameters"}
         reason = self._flaw(published, document)
         if reason:
             self.leave_out(name, reason)
@@ -91,24 +104,6 @@ class Described:
         self.left_out[name] = reason
         if self._known.get(name) != reason:
             telemetry.log.warning("mount.tool_left_out", mount=self._mount, tool=name, reason=reason)
-
-    def _document(
-        self, name: str, description: str, parameters: Mapping[str, Any] | None, effect: str, about: dict[str, Any]
-    ) -> dict[str, Any]:
-        options = self._options
-        document: dict[str, Any] = {
-            "name": name,
-            "description": description if len(description) <= _MOST_DESCRIPTION else f"{description[: _MOST_DESCRIPTION - 1]}…",
-            "parameters": dict(parameters) if parameters else {"type": "object"},
-            "effect": effect,
-            "groups": list(options.groups),
-            "category": options.category,
-            "timeout": options.timeout,
-            "output_limit": options.output_limit,
-            "external": options.external,
-            "x-toolbus": about,
-        }
-        return {key: value for key, value in document.items() if value or key == "parameters"}
 
     def _flaw(self, published: str, document: dict[str, Any]) -> str:
         """Return why a descriptor can't be published, or an empty text."""

@@ -208,11 +208,10 @@ def check_address(url: str) -> str:
     """
     try:
         parts = urlsplit(url)
-        host = parts.hostname
         _ = parts.port
     except ValueError:
-        raise ConfigurationError("that is no address: give https://host/path") from None
-    if parts.scheme not in {"http", "https"} or not host:
+        parts = urlsplit("")
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ConfigurationError("that is no address: give https://host/path")
     if parts.username or parts.password:
         raise ConfigurationError("the address has a password: give it in a header, --header Authorization=env:VARIABLE")

@@ -264,25 +264,19 @@ class _Reader:
         try:
             message = mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValueError:
-            await self._take_unreadable(line)
+            number = _answered(line)
+            if number is not None:
+                # Answered in its place: a call waits for it.
+                self._nonsense = 0
+                await self._fail(number, UNREADABLE, "it is no object, or not valid JSON")
+                return
+            self._nonsense += 1
+            if self._nonsense >= _MOST_NONSENSE:
+                self._ended(f"it wrote {_MOST_NONSENSE:,} lines that are no message")
+                await asyncio.Event().wait()
             return
         self._nonsense = 0
         await self._incoming.send(SessionMessage(message))
-
-    async def _take_unreadable(self, line: bytes) -> None:
-        """Answer in the place of a message that can't be read, if it is the answer to a request."""
-        number = _answered(line)
-        if number is None:
-            await self._count_nonsense()
-            return
-        self._nonsense = 0
-        await self._fail(number, UNREADABLE, "it is no object, or not valid JSON")
-
-    async def _count_nonsense(self) -> None:
-        self._nonsense += 1
-        if self._nonsense >= _MOST_NONSENSE:
-            self._ended(f"it wrote {_MOST_NONSENSE:,} lines that are no message")
-            await asyncio.Event().wait()
 
     async def _refuse(self, start: bytes, end: bytes) -> None:
         """Answer in the place of a message that is too long."""

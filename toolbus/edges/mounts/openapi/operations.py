@@ -385,17 +385,15 @@ class _Reader:
             return None
         if any(key in plain for key in ("allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "minProperties", "dependentRequired")):
             return None
-        if plain.get("nullable") or not required:
-            # An optional body is left out as a whole, which its fields can't say.
-            needed: list[str] = [] if required else _listed(plain.get("required"))
-            if needed or plain.get("nullable"):
-                return None
-        wanted = set(filter(lambda name: isinstance(name, str), _listed(plain.get("required"))))
+        needed = _listed(plain.get("required"))
+        # An optional body is left out as a whole, which its fields can't say.
+        if plain.get("nullable") or (needed and not required):
+            return None
         fields: dict[str, str] = {}
         for name, each in properties.items():
             if isinstance(each, dict) and each.get("readOnly") is True:
                 continue
-            fields[self._argument(str(name), "body", self._converter.convert(each), required=name in wanted)] = str(name)
+            fields[self._argument(str(name), "body", self._converter.convert(each), required=name in needed)] = str(name)
         return fields
 
 

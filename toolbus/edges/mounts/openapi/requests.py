@@ -188,7 +188,8 @@ class Web:
             async with self._open(request) as response:
                 target = response.headers.get("location", "")
                 if response.status_code not in _REDIRECTS or not target:
-                    return Answer(response.status_code, _headers(response), await _body(response, most))
+                    headers = {name.lower(): value for name, value in response.headers.items()}
+                    return Answer(response.status_code, headers, await _body(response, most))
             request = _redirected(request, target)
         raise ToolError(f"{request.url.host} redirects more than {_MOST_REDIRECTS} times", code="too_many_redirects")
 
@@ -259,10 +260,6 @@ def _redirected(request: httpx.Request, target: str) -> httpx.Request:
     if request.method != "GET" or origin != (request.url.scheme, request.url.host, request.url.port) or url.userinfo:
         raise ToolError(f"{request.url.host} redirects to {url.host or 'another place'}, which is not followed", code="redirect_refused")
     return httpx.Request("GET", url, headers=request.headers)
-
-
-def _headers(response: httpx.Response) -> dict[str, str]:
-    return {name.lower(): value for name, value in response.headers.items()}
 
 
 async def _body(response: httpx.Response, most: int) -> bytes:
