@@ -28,7 +28,8 @@ from toolbus.bus import telemetry
 from toolbus.bus.support.safe_text import reason_of, type_name
 from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.results import ConfigurationError, ToolError
-from toolbus.edges.mounts.answers import left_out_of, sifted
+from toolbus.bus.worker.invocation import Invocation
+from toolbus.edges.mounts.answers import bad_answer, error_of, is_over, left_out_of, sifted
 from toolbus.edges.mounts.mount import _MOST_PAGES
 from toolbus.edges.mounts.options import Command, InProcess, Options, Target
 from toolbus.edges.mounts.stdio import StderrLog
@@ -103,19 +104,29 @@ class ServerConnection:
             self._ready.clear()
 
     @asynccontextmanager
-    async def client(self, patience: float) -> AsyncIterator[Client]:
+    async def calling(self, call: Invocation, effect: str) -> AsyncIterator[Client]:
         """Provide the connected client for one call; a call that is cancelled makes the server suspected to hang.
 
         Raises:
-            ToolError: ``unavailable`` when the server is not there within ``patience`` seconds, or ``options.patience`` if that is less.
+            ToolError: ``unavailable`` when the server is not there in the time that the call has, or within ``options.patience`` seconds
+                if that is less; or the server or the connection to it failed.
         """
-        client = await self._connected(min(patience, self._options.patience))
+        client = await self._connected(min(call.remaining, self._options.patience))
         self.calls_running += 1
         try:
             yield client
         except asyncio.CancelledError:
             self._suspected.set()
             raise
+        except MCPError as error:
+            if is_over(error):
+                self.restart("it has forgotten the session")
+            raise error_of(error, effect) from None
+        except ToolError:
+            raise
+        except (RuntimeError, ValueError, TypeError, KeyError) as error:
+            # What the SDK says of answers that no server may give.
+            raise bad_answer(str(error)) from None
         finally:
             self.calls_running -= 1
 

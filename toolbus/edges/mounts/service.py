@@ -7,17 +7,15 @@ import functools
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from mcp import Client, MCPError
 from mcp_types import Tool
 
 from toolbus.bus.support.display import harmless
 from toolbus.bus.values.results import ConfigurationError, ToolError, ToolResult
 from toolbus.bus.worker.invocation import Invocation
 from toolbus.bus.worker.service import Retry
-from toolbus.edges.mounts.answers import bad_answer, contents_of, error_of, is_over, messages_of, result_of
+from toolbus.edges.mounts.answers import contents_of, messages_of, result_of
 from toolbus.edges.mounts.connection import Listing, ServerConnection, pages
 from toolbus.edges.mounts.mount import Described, Mount, Run, is_server
 from toolbus.edges.mounts.options import InProcess, Options, Target, words_of
@@ -26,38 +24,6 @@ from toolbus.edges.mounts.options import InProcess, Options, Target, words_of
 _BURST = 100
 _RATE = 20.0
 _MOST_TEXT = 1_000
-
-
-class Session:
-    """Runs calls over a connection that all of them share."""
-
-    def __init__(self, connection: ServerConnection) -> None:
-        self._connection = connection
-
-    @asynccontextmanager
-    async def calling(self, call: Invocation, effect: str) -> AsyncIterator[Client]:
-        """Provide the client for one call.
-
-        Raises:
-            ToolError: the server is not there, refused, ended, or answered nonsense.
-        """
-        async with self._connection.client(call.remaining) as client:
-            try:
-                yield client
-            except MCPError as error:
-                if is_over(error):
-                    self._connection.restart("it has forgotten the session")
-                raise error_of(error, effect) from None
-            except ToolError:
-                raise
-            except (RuntimeError, ValueError, TypeError, KeyError) as error:
-                # What the SDK says of answers that no server may give.
-                raise bad_answer(str(error)) from None
-
-    async def call_tool(self, tool: Tool, arguments: dict[str, Any], call: Invocation) -> ToolResult:
-        """Call a tool; what it says of its progress is passed on, and its cancellation too."""
-        async with self.calling(call, effect_of(tool)) as client:
-            return result_of(await client.call_tool(tool.name, arguments, progress_callback=_Progress(call).tell))
 
 
 def effect_of(tool: Tool) -> str:
@@ -109,12 +75,11 @@ class Extras:
 
     Args:
         mount: the name of the mount, with which the tools' names begin.
-        session: runs calls on the server.
     """
 
-    def __init__(self, mount: str, session: Session) -> None:
+    def __init__(self, mount: str, connection: ServerConnection) -> None:
         self._mount = mount
-        self._session = session
+        self._connection = connection
 
     def describe(self, listing: Listing, into: Described) -> None:
         """Add the tools that the server's kinds of content need."""
@@ -129,7 +94,7 @@ class Extras:
 
     async def list_resources(self, _: dict[str, Any], call: Invocation) -> ToolResult:
         """List resources and templates."""
-        async with self._session.calling(call, "read") as client:
+        async with self._connection.calling(call, "read") as client:
             found = [_named(each, uri=each.uri, mime_type=each.mime_type) async for each in _listed(client.list_resources, "resources")]
             found += [
                 _named(each, uri_template=each.uri_template, mime_type=each.mime_type)
@@ -139,12 +104,12 @@ class Extras:
 
     async def read_resource(self, arguments: dict[str, Any], call: Invocation) -> ToolResult:
         """Read one resource."""
-        async with self._session.calling(call, "read") as client:
+        async with self._connection.calling(call, "read") as client:
             return contents_of(await client.read_resource(arguments["uri"], cache_mode="bypass"))
 
     async def list_prompts(self, _: dict[str, Any], call: Invocation) -> ToolResult:
         """List prompts with their arguments."""
-        async with self._session.calling(call, "read") as client:
+        async with self._connection.calling(call, "read") as client:
             found = [
                 _named(each, arguments=[_argument(one) for one in each.arguments or ()])
                 async for each in _listed(client.list_prompts, "prompts")
@@ -157,7 +122,7 @@ class Extras:
         if not isinstance(given, dict):
             raise ToolError("arguments is an object of texts", type="invalid_arguments")
         texts = {name: value if isinstance(value, str) else str(value) for name, value in given.items()}
-        async with self._session.calling(call, "read") as client:
+        async with self._connection.calling(call, "read") as client:
             return messages_of(await client.get_prompt(arguments["name"], texts))
 
 
@@ -198,8 +163,7 @@ class MountedServer(Mount):
         self._home: asyncio.Task[None] | None = None
         self._listed = asyncio.Event()
         self.connection = ServerConnection(name, target, self.options, self._take_in)
-        self.session = Session(self.connection)
-        self._extras = Extras(name, self.session)
+        self._extras = Extras(name, self.connection)
 
     async def __aenter__(self) -> Self:
         """Start the server and list its tools.
@@ -251,8 +215,12 @@ class MountedServer(Mount):
         if tool.output_schema is not None:
             about["output_schema"] = tool.output_schema
         description = tool.description or title or tool.name.replace("_", " ")
-        run = functools.partial(self.session.call_tool, tool)
-        return tool.name, description, tool.input_schema, effect_of(tool), run, about
+        return tool.name, description, tool.input_schema, effect_of(tool), functools.partial(self._call, tool), about
+
+    async def _call(self, tool: Tool, arguments: dict[str, Any], call: Invocation) -> ToolResult:
+        """Call a tool; what it says of its progress is passed on, and its cancellation too."""
+        async with self.connection.calling(call, effect_of(tool)) as client:
+            return result_of(await client.call_tool(tool.name, arguments, progress_callback=_Progress(call).tell))
 
 
 def mount_of(server: Any, name: str = "", options: Options | None = None) -> MountedServer:
