@@ -236,7 +236,8 @@ class ToolCalls:
             arguments = tool.prepare(arguments)
             grant = Grant(tool)
             if tool.descriptor.confirm and tool.available:
-                confirmation = self._confirmation(exchange.question or new_run(), tool, arguments, caller)
+                run, limit = exchange.question or new_run(), self._bus.settings.max_request
+                confirmation = Confirmation(run, "", tool, arguments, user=caller.user, session="", timeout=CONFIRM_TIMEOUT, limit=limit)
                 if params is not None and client.modern and client.elicits:
                     waiting = _not_confirmed(confirmation, params)
                     if waiting is not None:
@@ -250,7 +251,8 @@ class ToolCalls:
         after = task_after(tool.descriptor) if client.tasks else None
         if after is not None or (client.modern and client.elicits and tool.descriptor.effect != "read"):
             return await self._durable(exchange, caller, tool, arguments, grant, after)
-        call = caller.view(self._bus).stream(tool.name, arguments, **_keyed(exchange.key))
+        options: CallOptions = {"idempotency_key": exchange.key} if exchange.key else {}
+        call = caller.view(self._bus).stream(tool.name, arguments, **options)
         call.grant = grant
         exchange.making(call)
         if not (client.progress or client.elicits):
@@ -305,10 +307,6 @@ class ToolCalls:
 
     # -- confirmations before a call --------------------------------------------------------------
 
-    def _confirmation(self, id: str, tool: Tool, arguments: dict[str, Any], caller: Principal) -> Confirmation:
-        limit = self._bus.settings.max_request
-        return Confirmation(id, "", tool, arguments, user=caller.user, session="", timeout=CONFIRM_TIMEOUT, limit=limit)
-
     async def _confirmed(self, exchange: Exchange, confirmation: Confirmation) -> None:
         """Wait until the client's user, or anybody elsewhere, allows the call.
 
@@ -331,10 +329,6 @@ def _asking(following: Following, state: str) -> dict[str, Any]:
     """Return the result that asks the client's user, after which the client goes on with ``state``."""
     requests = {each.id: form(str(each)) for each in following.questions}
     return {"resultType": "input_required", "inputRequests": requests, "requestState": state}
-
-
-def _keyed(key: str) -> CallOptions:
-    return {"idempotency_key": key} if key else {}
 
 
 def _found(bus: ToolBus, caller: Principal, name: str) -> Tool:

@@ -21,6 +21,7 @@ from toolbus.bus.client.tools.definitions import output_schema
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.schema.arguments import Validator
 from toolbus.bus.support.display import shortened
+from toolbus.bus.support.latest import Latest
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.events import Event
 from toolbus.bus.values.results import (
@@ -203,10 +204,9 @@ def content_of(result: ToolResult, tool: Tool | None, *, modern: bool) -> dict[s
         modern: the client is of revision 2026-07-28 or later, where structured content may be any value.
     """
     result = _checked(result, tool)
-    content = [
-        *_texts(result, tool),
-        *(block_of(each, f"toolbus:///results/{result.meta.id or 'call'}/{at}") for at, each in enumerate(result.content)),
-    ]
+    content = [block_of(each, f"toolbus:///results/{result.meta.id or 'call'}/{at}") for at, each in enumerate(result.content)]
+    if not content or result.error is not None or result.observation:
+        content.insert(0, {"type": "text", "text": observe(msgspec.structs.replace(result, content=()), tool, limit=_WHOLE)})
     found: dict[str, Any] = {"resultType": "complete", "content": content}
     if result.error is not None:
         found["isError"] = True
@@ -221,13 +221,6 @@ def content_of(result: ToolResult, tool: Tool | None, *, modern: bool) -> dict[s
 def failure_of(error: ErrorInfo, tool: Tool) -> dict[str, Any]:
     """Return a ``CallToolResult`` of a call that failed before it was published."""
     return content_of(ToolResult.fail(error), tool, modern=True)
-
-
-def _texts(result: ToolResult, tool: Tool | None) -> list[dict[str, Any]]:
-    if result.content and result.error is None and not result.observation:
-        return []
-    said = observe(msgspec.structs.replace(result, content=()), tool, limit=_WHOLE)
-    return [{"type": "text", "text": said}]
 
 
 def block_of(blob: Blob, uri: str) -> dict[str, Any]:
@@ -255,7 +248,7 @@ def _text_of(blob: Blob) -> str | None:
 # -- structured content -----------------------------------------------------------------------------
 
 _MOST_VALIDATORS = 5_000
-_validators: dict[str, tuple[Tool, Validator | None]] = {}
+_validators: Latest[str, tuple[Tool, Validator | None]] = Latest(_MOST_VALIDATORS)
 
 
 def _structured(result: ToolResult, tool: Tool | None) -> Any:
@@ -285,8 +278,6 @@ def _validator(tool: Tool) -> Validator | None:
         return None
     known = _validators.get(tool.name)
     if known is None or known[0] is not tool:
-        if len(_validators) >= _MOST_VALIDATORS:
-            _validators.clear()
         known = _validators[tool.name] = (tool, _compiled(schema))
     return known[1]
 

@@ -294,11 +294,12 @@ class SessionExchange(Exchange):
                 opened.set_result(None)
         leaving = self._leaving = asyncio.ensure_future(disconnected(self._receive))
         closing = asyncio.ensure_future(self._closing.wait())
-        waits: set[asyncio.Future[Any]] = {leaving, closing}
+        # The last one is never done, so that there is something to wait for.
+        waits: set[asyncio.Future[Any]] = {leaving, closing, asyncio.get_running_loop().create_future()}
         told = loop_time()
         try:
             while True:
-                done, waits = await asyncio.wait(waits, timeout=_LOOK, return_when=asyncio.FIRST_COMPLETED) if waits else await _pause()
+                done, waits = await asyncio.wait(waits, timeout=_LOOK, return_when=asyncio.FIRST_COMPLETED)
                 if closing in done and self._named:
                     await self._write(b"", last=True)
                     self._part()
@@ -362,11 +363,6 @@ class SessionExchange(Exchange):
         except (OSError, RuntimeError):
             # uvloop raises the second when the client has just closed the connection.
             self._gone = True
-
-
-async def _pause() -> tuple[set[asyncio.Future[Any]], set[asyncio.Future[Any]]]:
-    await asyncio.sleep(_LOOK)
-    return set(), set()
 
 
 def loop_time() -> float:

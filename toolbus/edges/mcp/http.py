@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
@@ -32,6 +32,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.calls.call import Call
 from toolbus.bus.client.tools.tool import Tool
+from toolbus.bus.support.latest import Latest
 from toolbus.bus.values.encoding import DECODE_ERRORS, encode_data, encode_json
 from toolbus.bus.values.results import BrokerError, ConfigurationError, ToolError
 from toolbus.edges.gateway.calls import named_event
@@ -80,7 +81,7 @@ class QuickCalls:
         self._calls = calls
         self._meta = {SERVER_INFO_META_KEY: info}
         self._limit = limit
-        self._with_headers: dict[str, tuple[Tool, bool]] = {}
+        self._with_headers: Latest[str, tuple[Tool, bool]] = Latest(10_000)
 
     async def answer(self, caller: Principal, scope: Scope, receive: Receive, send: Send) -> list[Message] | None:
         """Answer a request, or return what of it was read so that somebody else does; None when it was answered."""
@@ -88,7 +89,10 @@ class QuickCalls:
         if name is None or telemetry.active():
             return []
         read: list[Message] = []
-        request = await self._read(receive, read)
+        body = await read_body(receive, self._limit, read)
+        request = None
+        with suppress(*DECODE_ERRORS):
+            request = None if body is None else _decoder.decode(body)
         if request is None or request.method != "tools/call" or request.params.name != name or not _is_plain(request):
             return read
         tool = self._calls.tool(caller, name)
@@ -103,13 +107,6 @@ class QuickCalls:
             return read
         await self._run(call, tool, request, receive, send)
         return None
-
-    async def _read(self, receive: Receive, read: list[Message]) -> _Call | None:
-        body = await read_body(receive, self._limit, read)
-        try:
-            return None if body is None else _decoder.decode(body)
-        except DECODE_ERRORS:
-            return None
 
     async def _run(self, call: Call, tool: Tool, request: _Call, receive: Receive, send: Send) -> None:
         """Wait for the result while the client does, and send it."""
@@ -144,8 +141,6 @@ class QuickCalls:
         """Return whether headers must repeat some of the tool's arguments."""
         known = self._with_headers.get(tool.name)
         if known is None or known[0] is not tool:
-            if len(self._with_headers) > 10_000:
-                self._with_headers.clear()
             known = self._with_headers[tool.name] = (tool, b"x-mcp-header" in encode_json(tool.parameters))
         return known[1]
 
@@ -329,7 +324,7 @@ class McpEndpoint:
         """
         caller = await self._admit(HTTPConnection(scope))
         post, has_session = scope["method"] == "POST", _has_session(scope)
-        security = self._security if _came_to_this_machine(scope) else self._open
+        security = self._security if scope["server"] is None or _is_of_this_machine(scope["server"][0]) else self._open
         refused = await security.validate_request(Request(scope), is_post=post)
         if refused is not None:
             await refused(scope, receive, send)
@@ -355,14 +350,9 @@ def _has_session(scope: Scope) -> bool:
     return version is None or version.strip(b" \t") in _WITH_SESSIONS
 
 
-def _came_to_this_machine(scope: Scope) -> bool:
-    """Return whether a request was sent to an address that only programs of this machine reach."""
-    server = scope["server"]
-    return server is None or _is_of_this_machine(server[0])
-
-
 @lru_cache(maxsize=256)
 def _is_of_this_machine(address: str) -> bool:
+    """Return whether only programs of this machine reach an address."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -88,12 +88,12 @@ class ListWatch:
 
     def __init__(self, tools: ToolView) -> None:
         self._tools = tools
-        self._last = self._now()
+        self._last = definitions_of(tools)
         self.changed = asyncio.Event()
 
     def look(self) -> None:
         """Compare the list with what it was."""
-        now = self._now()
+        now = definitions_of(self._tools)
         # Definitions are the same objects until their tool changes, so this compares little.
         if now != self._last:
             self._last = now
@@ -105,9 +105,6 @@ class ListWatch:
             await self.changed.wait()
             self.changed.clear()
             await send("notifications/tools/list_changed", {})
-
-    def _now(self) -> list[dict[str, Any]]:
-        return definitions_of(self._tools)
 
 
 class ListChanges:

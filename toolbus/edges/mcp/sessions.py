@@ -501,13 +501,11 @@ def _list_digest(definitions: list[dict[str, Any]]) -> str:
 
 def _wanted(params: Mapping[str, Any]) -> McpRequest | None:
     """Return the call that a request's parameters name; None when they are wrong."""
+    meta, arguments = params.get("_meta"), params.get("arguments")
+    if not isinstance(meta, dict | None):
+        return None
+    given = {"tool": params.get("name"), "arguments": {} if arguments is None else arguments, "token": (meta or {}).get("progressToken")}
     try:
-        meta = params.get("_meta")
-        token = meta.get("progressToken") if isinstance(meta, dict) else None
-        if not isinstance(meta, dict | None):
-            return None
-        arguments = params.get("arguments")
-        given = {"tool": params.get("name"), "arguments": {} if arguments is None else arguments, "token": token}
         return msgspec.convert(given, McpRequest)
     except msgspec.ValidationError:
         return None
