@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.latest import Latest
 from toolbus.bus.values.encoding import encode_data
 from toolbus.bus.values.results import BrokerError, ToolResult
 from toolbus.edges.gateway import calls, metrics, tool_calls, tools
 from toolbus.edges.gateway.auth import credentials
 from toolbus.edges.gateway.bodies import Problem, on_broker_error, on_bug, on_http_exception, on_problem
-from toolbus.edges.gateway.gateway import Gateway, gateway_of
+from toolbus.edges.gateway.gateway import Gateway
 from toolbus.edges.gateway.openapi import document
 from toolbus.edges.gateway.operations import Admitted, Operation, routes_of
-from toolbus.edges.gateway.options import Everyone, Principal
+from toolbus.edges.gateway.options import Everyone
 from toolbus.edges.gateway.page import board, files, routes
-
-if TYPE_CHECKING:
-    from toolbus.edges.mcp.http import LazyEndpoint
 
 _MESSAGE = Annotated[
     Any,
@@ -43,9 +38,15 @@ _MESSAGE = Annotated[
 
 async def openapi(asked: Admitted[None]) -> Response:
     """Answer the document of what the sender may see."""
-    tools = asked.principal.sees(asked.gateway.bus)
-    documents: Documents = asked.request.app.state.documents
-    return Response(documents.of(tools.catalogue.version, asked.principal, tools), media_type="application/json")
+    gateway, principal = asked.gateway, asked.principal
+    kept: Latest[Hashable, tuple[int, bytes]] = asked.request.app.state.documents
+    tools = principal.sees(gateway.bus)
+    version, found = tools.catalogue.version, kept.get(principal.sight)
+    if found is None or found[0] != version:
+        made = document(OPERATIONS, [tool for tool in tools.values() if tool.available], gateway.settings.max_timeout)
+        found = (version, encode_data(made))
+    kept[principal.sight] = found
+    return Response(found[1], media_type="application/json")
 
 
 OPERATIONS = (
@@ -110,45 +111,19 @@ class _Mcp:
             # Loading takes about a second, in which others are answered; requests that come meanwhile share the application.
             await asyncio.to_thread(import_module, "toolbus.edges.mcp.http")
         if not hasattr(state, "mcp"):
-            state.mcp = _mcp_application(gateway_of(HTTPConnection(scope)))
+            from toolbus.edges.mcp.http import LazyEndpoint, McpEndpoint  # noqa: PLC0415 - most gateways start without an MCP client
+
+            gateway: Gateway = state.gateway
+            loopback = isinstance(gateway.authenticator, Everyone)
+            state.mcp = LazyEndpoint(lambda: McpEndpoint(gateway.bus, gateway.admitted, loopback=loopback), gateway.stopping)
         await state.mcp(scope, receive, send)
-
-
-def _mcp_application(gateway: Gateway) -> LazyEndpoint:
-    from toolbus.edges.mcp.http import LazyEndpoint, McpEndpoint  # noqa: PLC0415 - most gateways start without an MCP client
-
-    loopback = isinstance(gateway.authenticator, Everyone)
-    return LazyEndpoint(lambda: McpEndpoint(gateway.bus, gateway.admitted, loopback=loopback), gateway.stopping)
 
 
 # An endpoint that is no function takes every method.
 ROUTES: list[BaseRoute] = [Route("/mcp", _Mcp()), *routes_of(OPERATIONS), *files.ROUTES]
 
+# OpenAPI documents that are kept until the catalogue changes, by what their readers may see.
 _MOST_KEPT = 64
-
-
-class Documents:
-    """The OpenAPI documents that were made since the last change of the catalogue, by what their readers may see.
-
-    Args:
-        max_timeout: the longest time of a call, in seconds.
-    """
-
-    def __init__(self, max_timeout: float) -> None:
-        self._max_timeout = max_timeout
-        self._kept: Latest[Hashable, tuple[int, bytes]] = Latest(_MOST_KEPT)
-
-    def of(self, version: int, principal: Principal, tools: Mapping[str, Tool]) -> bytes:
-        """Return the document for a principal, as JSON."""
-        key = principal.sight
-        found = self._kept.get(key)
-        if found is None or found[0] != version:
-            found = self._kept[key] = (
-                version,
-                encode_data(document(OPERATIONS, [tool for tool in tools.values() if tool.available], self._max_timeout)),
-            )
-        self._kept.move_to_end(key)
-        return found[1]
 
 
 def application(gateway: Gateway) -> Starlette:
@@ -156,5 +131,5 @@ def application(gateway: Gateway) -> Starlette:
     handlers = {Problem: on_problem, HTTPException: on_http_exception, BrokerError: on_broker_error, Exception: on_bug}
     app = Starlette(routes=ROUTES, exception_handlers=handlers, lifespan=board.lifespan)
     app.state.gateway = gateway
-    app.state.documents = Documents(gateway.settings.max_timeout)
+    app.state.documents = Latest(_MOST_KEPT)
     return app

@@ -57,16 +57,6 @@ class RequestedCall(msgspec.Struct, frozen=True):
         return self.tool or self.service
 
 
-def check_visible(gateway: Gateway, principal: Principal, tool: str) -> None:
-    """Refuse a tool that a principal may not see, as one that does not exist.
-
-    Raises:
-        Problem: 404.
-    """
-    if not principal.sees_all and tool not in principal.sees(gateway.bus):
-        raise Problem(404, "not_found", f"there is no tool {tool!r}", code="unknown_tool")
-
-
 def made(gateway: Gateway, principal: Principal, asked: RequestedCall) -> Call:
     """Return the call, which is not published yet.
 
@@ -89,9 +79,16 @@ async def answered(request: Request, gateway: Gateway, call: Call, name: str) ->
     """
     watching: asyncio.Task[None] | None = None
 
+    async def until_gone() -> None:
+        """Wait until the client has gone, and end its call; one with an idempotency key after the time that it has to come back."""
+        await disconnected(request.receive)
+        if call.options.get("idempotency_key"):
+            await asyncio.sleep(gateway.options.resume)
+        call.cancel()
+
     def watch() -> None:
         nonlocal watching
-        watching = asyncio.get_running_loop().create_task(until_gone(request, gateway, call))
+        watching = asyncio.get_running_loop().create_task(until_gone())
 
     measures, began, error = gateway.measures, time.monotonic(), _LEFT
     slot = gateway.deadlines.add(began + _QUICK, call.id, watch)
@@ -112,19 +109,6 @@ async def answered(request: Request, gateway: Gateway, call: Call, name: str) ->
     return result
 
 
-async def until_gone(request: Request, gateway: Gateway, call: Call) -> None:
-    """Wait until the client has gone, and end its call; one with an idempotency key after the time that it has to come back."""
-    await disconnected(request.receive)
-    if is_resumable(call):
-        await asyncio.sleep(gateway.options.resume)
-    call.cancel()
-
-
-def is_resumable(call: Call) -> bool:
-    """Return whether another request can go on with a call."""
-    return bool(call.options.get("idempotency_key"))
-
-
 @contextmanager
 def traced(request: Request) -> Iterator[None]:
     """Continue the caller's trace, if traces are exported."""
@@ -140,17 +124,6 @@ def trace_headers(call: Call) -> dict[str, str]:
     if call.span is not None:
         return {TRACE: call.span.traceparent}
     return {}
-
-
-def result_response(result: ToolResult, headers: dict[str, str]) -> Response:
-    """Return the answer that a result is: itself, also for a failure of the tool's own.
-
-    Raises:
-        Problem: the call failed for another reason.
-    """
-    if not is_answer(result.error):
-        raise problem_of(result, headers)
-    return Response(msgspec.json.encode(result), 200, headers, "application/json")
 
 
 def problem_of(result: ToolResult, headers: dict[str, str]) -> Problem:
@@ -350,7 +323,9 @@ def _rest(event: Event, before: Position, had: Position) -> Iterator[Event]:
 COMMENT = b":\n\n"
 """A line that clients leave out: it shows that the connection lives."""
 
-_RETRY = 1000
+OPENING = b"retry: 1000\n\n"
+"""The line that says when to come back after a lost connection, in milliseconds."""
+
 _NAMES: dict[type[Any], bytes] = {
     Started: b"started",
     Text: b"text",
@@ -363,11 +338,6 @@ _NAMES: dict[type[Any], bytes] = {
 }
 _SEPARATORS = tuple((each.encode(), f"\\u{ord(each):04x}".encode()) for each in "\x85\u2028\u2029")
 _encode = msgspec.json.Encoder().encode
-
-
-def opening() -> bytes:
-    """Return the line that says when to come back after a lost connection (milliseconds)."""
-    return b"retry: %d\n\n" % _RETRY
 
 
 def event_bytes(event: Event, id: str = "") -> bytes:
@@ -481,7 +451,7 @@ class EventStream(Response):
         headers = {"cache-control": "no-store", "x-accel-buffering": "no", **trace_headers(self._call)}
         listed = [(b"content-type", EVENTS.encode()), *((name.encode(), value.encode()) for name, value in headers.items())]
         await send({"type": "http.response.start", "status": 200, "headers": listed})
-        await self._write(send, opening() if self._key else COMMENT)
+        await self._write(send, OPENING if self._key else COMMENT)
         self._tasks.append(loop.create_task(self._beat(send)))
         if self._key:
             self._tasks.append(loop.create_task(self._part(send)))
@@ -500,18 +470,9 @@ class EventStream(Response):
             # It is no event of the call, which another stream of the same key would have at the same position.
             await self._write(send, event_bytes(event))
             return
-        if self._replay is None:
-            await self._send_event(event, send)
-            return
-        for unseen in self._replay.unseen(event):
-            await self._send_event(unseen, send)
-
-    async def _send_event(self, event: Event, send: Send) -> None:
-        if self._key:
-            self._position.pass_(event)
-            await self._write(send, event_bytes(event, self._position.id(self._key)))
-        else:
-            await self._write(send, event_bytes(event))
+        for unseen in (event,) if self._replay is None else self._replay.unseen(event):
+            self._position.pass_(unseen)
+            await self._write(send, event_bytes(unseen, self._position.id(self._key) if self._key else ""))
 
     async def _write(self, send: Send, data: bytes) -> None:
         if self._gone:
@@ -535,7 +496,7 @@ class EventStream(Response):
         """End the call when the client has gone; one with an idempotency key after the time that it has to come back."""
         await disconnected(self._request.receive)
         self._gone = True
-        if is_resumable(self._call):
+        if self._key:
             await asyncio.sleep(self._gateway.options.resume)
         self._cancel()
 
@@ -579,7 +540,9 @@ async def run(asked: Admitted[Any], tool: str, arguments: dict[str, Any]) -> Res
     """
     if not tool:
         raise Problem(422, "invalid_body", "a tool has a name; the empty text is none")
-    check_visible(asked.gateway, asked.principal, tool)
+    if not asked.principal.sees_all and tool not in asked.principal.sees(asked.gateway.bus):
+        # One that the sender may not see is told of as one that does not exist.
+        raise Problem(404, "not_found", f"there is no tool {tool!r}", code="unknown_tool")
     return await respond(asked, RequestedCall(tool, arguments, call_options(asked.request)))
 
 
@@ -598,7 +561,10 @@ async def respond(asked: Admitted[Any], wanted: RequestedCall) -> Response:
         await stream.begin()
         return stream
     call, result = await _answered(asked, wanted)
-    return result_response(result, trace_headers(call))
+    headers = trace_headers(call)
+    if not is_answer(result.error):
+        raise problem_of(result, headers)
+    return Response(_encode(result), 200, headers, "application/json")
 
 
 async def _answered(asked: Admitted[Any], wanted: RequestedCall) -> tuple[Call, ToolResult]:

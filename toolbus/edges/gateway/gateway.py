@@ -17,7 +17,6 @@ from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.calls.call import Call
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.results import BrokerError, CredentialsRefused, ErrorInfo
-from toolbus.bus.values.settings import Settings
 from toolbus.bus.watch.exporter import NamespaceMetrics
 from toolbus.edges.gateway.bodies import Problem
 from toolbus.edges.gateway.options import ADMITTED, Authenticator, GatewayOptions, Permission, Principal
@@ -80,19 +79,6 @@ class Measures:
             found = self.calls[key] = Durations()
         found.buckets[bisect_left(BUCKETS, seconds)] += 1
         found.seconds += seconds
-
-
-async def _refusal(settings: Settings) -> str:
-    """Return why the server would take no call; empty when it would.
-
-    A connection to a server that hangs looks alive for some seconds, and one to a server whose memory is full is.
-    """
-    try:
-        async with asyncio.timeout(_ANSWERS), Admin(settings) as admin:
-            refusal = await admin.refusal()
-    except (BrokerError, TimeoutError) as error:
-        return str(error) if isinstance(error, CredentialsRefused) else f"the server does not answer: {str(error) or 'not within a second'}"
-    return refusal and f"the server refuses calls: {refusal}"
 
 
 _POLL = 0.05
@@ -194,9 +180,18 @@ class Gateway:
 
     async def unready(self) -> str:
         """Return why calls can't be made now; empty when they can."""
-        # The connection that was lost does not say why it can't be restored; a new one does.
-        refusal = await _refusal(self.settings)
-        return refusal or ("" if self.connected else "the gateway has lost its connection to the server, and is restoring it")
+        # A connection that was lost does not say why it can't be restored; a new one does. One to a server that hangs looks alive for
+        # some seconds, and one to a server whose memory is full is.
+        try:
+            async with asyncio.timeout(_ANSWERS), Admin(self.settings) as admin:
+                refusal = await admin.refusal()
+        except CredentialsRefused as error:
+            return str(error)
+        except (BrokerError, TimeoutError) as error:
+            return f"the server does not answer: {str(error) or 'not within a second'}"
+        if refusal:
+            return f"the server refuses calls: {refusal}"
+        return "" if self.connected else "the gateway has lost its connection to the server, and is restoring it"
 
     @cached_property
     def deadlines(self) -> Deadlines:

@@ -148,14 +148,11 @@ class _Guarded:
             return Problem(415, "unsupported_media_type", detail, {"Accept-Encoding": "identity"})
         if self._length and (not self._length.isdigit() or len(self._length) > 15 or int(self._length) > self._options.body):
             return Problem(413, "body_too_large", f"the body has more than {self._options.body:,} bytes")
-        if self.origin and self._scope["method"] not in _READING and not self._is_own and not self._is_allowed:
+        own = self.origin.partition(b"://")[2] == self.host
+        if self.origin and self._scope["method"] not in _READING and not own and not self._is_allowed:
             # A browser sends some requests of a foreign page without asking first.
             return Problem(403, "foreign_origin", "pages of other sites may not use this gateway; `--cors` names those that may")
         return None
-
-    @property
-    def _is_own(self) -> bool:
-        return self.origin.partition(b"://")[2] == self.host
 
     async def answer_preflight(self) -> None:
         """Answer a browser that the request may be sent."""

@@ -174,12 +174,6 @@ class TurnOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     confirm_timeout: float = CONFIRM_TIMEOUT
     confirm_anywhere: bool | None = None
 
-    def of_the_executor(self) -> dict[str, Any]:
-        """Return what ``executor`` takes, without what was not given."""
-        given = msgspec.structs.asdict(self)
-        del given["concurrent"]
-        return {name: value for name, value in given.items() if value is not None and (name != "session" or value)}
-
 
 class TurnRequest(msgspec.Struct, frozen=True):
     """The calls of a message and their options."""
@@ -272,8 +266,10 @@ async def tool_calls(asked: Admitted[Any]) -> Response:
 def _executor(gateway: Gateway, principal: Principal, options: TurnOptions) -> ToolExecutor:
     # An executor that is given a view does not wait for tools that may yet appear.
     tools = None if principal.sees_all else principal.sees(gateway.bus)
+    given: dict[str, Any] = {name: value for name, value in msgspec.structs.asdict(options).items() if value is not None and value != ""}
+    del given["concurrent"]
     try:
-        return principal.view(gateway.bus).executor(tools=tools, **options.of_the_executor())
+        return principal.view(gateway.bus).executor(tools=tools, **given)
     except ConfigurationError as error:
         raise Problem(422, "invalid_options", str(error)) from None
 

@@ -90,16 +90,12 @@ class ClaimMap(msgspec.Struct, frozen=True, kw_only=True):
                 raise Refused("the token is not valid yet")
         user = _text(_claim(claims, self.user), self.user)
         subject = _text(claims["sub"], "sub") if "sub" in claims else user
-        return Principal(subject, user, self._names(claims, self.groups), self._names(claims, self.tools), self._may(claims))
-
-    def _names(self, claims: Mapping[str, Any], name: str) -> frozenset[str] | None:
         # A claim that is left out names no tools, since it must not mean all of them.
-        return frozenset(_words(_claim(claims, name))) if name else None
-
-    def _may(self, claims: Mapping[str, Any]) -> frozenset[Permission]:
-        if not self.permissions:
-            return frozenset({"call"})
-        return frozenset(self.words[word] for word in _words(_claim(claims, self.permissions)) if word in self.words)
+        groups, tools = (frozenset(_words(_claim(claims, name))) if name else None for name in (self.groups, self.tools))
+        may: frozenset[Permission] = frozenset({"call"})
+        if self.permissions:
+            may = frozenset(self.words[word] for word in _words(_claim(claims, self.permissions)) if word in self.words)
+        return Principal(subject, user, groups, tools, may)
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> Any:
