@@ -191,7 +191,9 @@ class Source:
         except ryaml.InvalidYamlError as error:
             message = str(error)
             found = re.search(r" at line (\d+) column \d+", message)
-            place = f":{found[1]}" if found else self._line_of_repeated(message)
+            # The parser reports only the key of those that stand twice.
+            twice = re.search(r'duplicate entry with key "(.*)"', message)
+            place = f":{found[1]}" if found else self._repeated(f"{twice[1]}:") if twice else ""
             raise ToolkitError(f"{self._name}{place}: not YAML: {re.sub(r' at line [0-9]+ column [0-9]+', '', message)}") from None
         except (ValueError, TypeError, RecursionError) as error:
             raise ToolkitError(f"{self._name}: not YAML that a preset can be: {error}") from None
@@ -203,13 +205,18 @@ class Source:
 
     def _line(self, path: str) -> int | None:
         """Return the line of a path, or of the nearest parent that can be found."""
-        node = self._nodes
-        line: int | None = node.start_mark.line + 1 if node is not None else None
+        place = node = self._nodes
         for name, index in _STEP.findall(path):
-            node, line = _below(node, name, index, line)
-            if node is None:
+            if isinstance(node, yaml.MappingNode) and name:
+                found = next(((key, value) for key, value in node.value if key.value == name), None)
+            elif isinstance(node, yaml.SequenceNode) and index and int(index) < len(node.value):
+                found = (node.value[int(index)],) * 2
+            else:
+                found = None
+            if found is None:
                 break
-        return line
+            place, node = found
+        return None if place is None else place.start_mark.line + 1
 
     @functools.cached_property
     def _nodes(self) -> Any:
@@ -217,11 +224,6 @@ class Source:
             return yaml.compose(self._data[:_MOST_LOCATED] if len(self._data) > _MOST_LOCATED else self._data, _LOADER)
         except (yaml.YAMLError, RecursionError, UnicodeDecodeError):
             return None
-
-    def _line_of_repeated(self, message: str) -> str:
-        """Return the line of a key that stands twice, since the parser reports only the key."""
-        found = re.search(r'duplicate entry with key "(.*)"', message)
-        return "" if found is None else self._repeated(f"{found[1]}:")
 
     def _repeated(self, start: str) -> str:
         """Return the line of the second key of two, of lines that start with it; empty when that is not clear."""
@@ -243,29 +245,13 @@ def _brackets(text: str) -> int:
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def _below(node: Any, name: str, index: str, line: int | None) -> tuple[Any, int | None]:
-    """Return the node under a key or at an index, and its line."""
-    if isinstance(node, yaml.MappingNode) and name:
-        for key, value in node.value:
-            if key.value == name:
-                return value, key.start_mark.line + 1
-    elif isinstance(node, yaml.SequenceNode) and index and int(index) < len(node.value):
-        found = node.value[int(index)]
-        return found, found.start_mark.line + 1
-    return None, line
-
-
 _MOST_ENTRIES = 500_000
 
 Problem = tuple[str, str]
 """A path (``$.actions[3].next[0]``), and what is wrong there."""
 
 # Items that stand in for the entries while the shape of a chain is checked.
-_STAND_INS: dict[str, Callable[[str], Item]] = {
-    "actions": lambda entry: Action(entry, entry),
-    "tools": lambda entry: Tool(entry, entry),
-    "groups": lambda entry: ToolGroup(entry, entry),
-}
+_STAND_INS: dict[str, Callable[[str, str], Item]] = {"tools": Tool, "groups": ToolGroup, "actions": Action}
 
 
 def problems(preset: Preset) -> Iterator[Problem]:
@@ -295,7 +281,7 @@ def target_of(link: str | Link) -> str:
 
 
 def _taken(preset: Preset, kinds: dict[str, str]) -> Iterator[Problem]:
-    for kind in ("tools", "groups", "actions"):
+    for kind in _STAND_INS:
         for index, entry in enumerate(getattr(preset, kind)):
             if entry.id in kinds:
                 yield f"$.{kind}[{index}].id", f"the id {entry.id!r} is taken by another of the {kinds[entry.id]}"
@@ -342,7 +328,7 @@ def _members(path: str, chain: Iterable[Any], kinds: dict[str, str]) -> Iterator
 
 def _shape(path: str, chain: Iterable[Any], kinds: dict[str, str]) -> Iterator[Problem]:
     def stand_in(part: Any) -> Any:
-        return tuple(map(stand_in, part)) if isinstance(part, (list, tuple)) else _STAND_INS[kinds[part]](part)
+        return tuple(map(stand_in, part)) if isinstance(part, (list, tuple)) else _STAND_INS[kinds[part]](part, part)
 
     try:
         add_chain(ToolkitService(), *map(stand_in, chain))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +16,6 @@ from pydantic import Field
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.calls.call import Call
 from toolbus.bus.client.tasks import Task, TaskState
-from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.display import shortened
 from toolbus.bus.values.confirmations import ConfirmationRequest
 from toolbus.bus.values.events import Reset, Text
@@ -36,37 +35,6 @@ _MOST_STATUS = 500
 def created(task: Task) -> dict[str, Any]:
     """Return the result of a call that has become a task."""
     return {"resultType": "task", "status": "working", **_about(task, task.record.created)}
-
-
-def document_of(
-    task: Task, state: TaskState, tool: Tool | None, question: ConfirmationRequest | None, *, elicits: bool, start: int | None = None
-) -> dict[str, Any]:
-    """Return what is known of a task.
-
-    Args:
-        task: the task.
-        state: what is known.
-        tool: what was called; None when it is gone.
-        question: what waits for a person.
-        elicits: the client can ask its user.
-        start: the first character of its text that is wanted; None for none of it.
-    """
-    found = _about(task, state.updated)
-    result = state.result
-    if result is not None:
-        error = result.error
-        # Cancelled `once` work has begun, so that its outcome is unknown.
-        if error is not None and (error.type == "cancelled" or (error.type == "outcome_unknown" and task.record.cancelled)):
-            found |= {"status": "cancelled", "statusMessage": f"{error.type}: {error.message}" if error.message else error.type}
-        else:
-            found |= {"status": "completed", "result": content_of(result, tool, modern=True)}
-    elif question is not None and elicits:
-        found |= {"status": "input_required", "statusMessage": question.question, "inputRequests": {question.id: form(str(question))}}
-    else:
-        found |= {"status": "working", "statusMessage": _working(state, question, cancelled=task.record.cancelled > 0)}
-    if start is not None:
-        found["_meta"] = {TEXT_KEY: {"from": start, "text": state.text[start:], "attempt": state.attempt}}
-    return found
 
 
 def _about(task: Task, updated: float) -> dict[str, Any]:
@@ -123,13 +91,11 @@ class TaskMethods:
         Raises:
             MCPError: there is no such task, or the client has no tasks.
         """
-        caller, client = self._admitted(context, params)
-        with reached():
-            task = await self.find(params.task_id, caller)
+        async with self._asked(context, params) as (task, caller):
             state = await self._bus.tasks.state(task)
             if state is None:
                 raise MCPError(INVALID_PARAMS, "the task has expired: its result is not kept any more")
-            return await self.document(task, state, caller, elicits=client.elicits, start=_start(context))
+            return await self.document(task, state, caller, elicits=Client.of(context).elicits, start=_start(context))
 
     async def update(self, context: Context, params: UpdateParams) -> dict[str, Any]:
         """Take in answers of the client's user.
@@ -137,9 +103,7 @@ class TaskMethods:
         Raises:
             MCPError: as ``get``.
         """
-        caller, _ = self._admitted(context, params)
-        with reached():
-            task = await self.find(params.task_id, caller)
+        async with self._asked(context, params) as (task, caller):
             await OpenQuestions(self._bus, caller).take(params.input_responses, task.record.call)
         return {"resultType": "complete"}
 
@@ -149,40 +113,58 @@ class TaskMethods:
         Raises:
             MCPError: as ``get``.
         """
-        caller, _ = self._admitted(context, params)
-        with reached():
-            task = await self.find(params.task_id, caller)
+        async with self._asked(context, params) as (task, _):
             await self._bus.tasks.cancel(task)
         return {"resultType": "complete"}
 
-    # -- for subscriptions too --------------------------------------------------------------------
-
-    async def find(self, id: str, caller: Principal) -> Task:
-        """Return a task of this caller's user.
+    @contextlib.asynccontextmanager
+    async def _asked(self, context: Context, params: TaskParams) -> AsyncIterator[tuple[Task, Principal]]:
+        """Provide the task that a request is about, and who sent it.
 
         Raises:
-            MCPError: there is none.
-            BrokerError: the server can't be reached.
+            MCPError: they may not ask, there is no such task of their user, or the bus can't be used.
         """
-        task = await self._bus.tasks.find(id, caller.user)
-        if task is None:
-            raise MCPError(INVALID_PARAMS, "there is no such task: it has expired, or there never was one")
-        return task
-
-    async def document(self, task: Task, state: TaskState, caller: Principal, *, elicits: bool, start: int | None) -> dict[str, Any]:
-        """Return what is known of a task, with what its handler asks now."""
-        asked = state.question
-        question = None if asked is None else await OpenQuestions(self._bus, caller).open(asked.id)
-        tool = self._bus.tools.get(task.record.tool)
-        return document_of(task, state, tool, question, elicits=elicits, start=start)
-
-    def _admitted(self, context: Context, params: TaskParams) -> tuple[Principal, Client]:
-        client = Client.of(context)
-        client.must_have_tasks(context.method)
+        Client.of(context).must_have_tasks(context.method)
         if context.request is not None and decode_header_value(context.request.headers.get(MCP_NAME_HEADER, "")) != params.task_id:
             # Whatever routes requests by their headers must see the same as this process.
             raise MCPError(HEADER_MISMATCH, f"the header Mcp-Name of {context.method} is not the request's taskId")
-        return self._caller_of(context), client
+        caller = self._caller_of(context)
+        with reached():
+            task = await self._bus.tasks.find(params.task_id, caller.user)
+            if task is None:
+                raise MCPError(INVALID_PARAMS, "there is no such task: it has expired, or there never was one")
+            yield task, caller
+
+    # -- for subscriptions too --------------------------------------------------------------------
+
+    async def document(self, task: Task, state: TaskState, caller: Principal, *, elicits: bool, start: int | None) -> dict[str, Any]:
+        """Return what is known of a task, with what its handler asks now.
+
+        Args:
+            task: the task.
+            state: of the task.
+            caller: who wants to know.
+            elicits: the client can ask its user.
+            start: the offset from which the text is wanted, in characters; None for no text.
+        """
+        asked = state.question
+        question = None if asked is None else await OpenQuestions(self._bus, caller).open(asked.id)
+        found = _about(task, state.updated)
+        result = state.result
+        if result is not None:
+            error = result.error
+            # Cancelled `once` work has begun, so that its outcome is unknown.
+            if error is not None and (error.type == "cancelled" or (error.type == "outcome_unknown" and task.record.cancelled)):
+                found |= {"status": "cancelled", "statusMessage": f"{error.type}: {error.message}" if error.message else error.type}
+            else:
+                found |= {"status": "completed", "result": content_of(result, self._bus.tools.get(task.record.tool), modern=True)}
+        elif question is not None and elicits:
+            found |= {"status": "input_required", "statusMessage": question.question, "inputRequests": {question.id: form(str(question))}}
+        else:
+            found |= {"status": "working", "statusMessage": _working(state, question, cancelled=task.record.cancelled > 0)}
+        if start is not None:
+            found["_meta"] = {TEXT_KEY: {"from": start, "text": state.text[start:], "attempt": state.attempt}}
+        return found
 
 
 def _start(context: Context) -> int | None:

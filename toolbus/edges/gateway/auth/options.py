@@ -240,21 +240,17 @@ def authenticator_of(bus: ToolBus, options: AuthOptions) -> BearerAuthenticator 
     if options.shared_tokens:
         sources.append(SharedTokens(bus).credential)
     if options.keys:
-        sources.append(_web_tokens(options))
+        # It loads a library of cryptography, which gateways without such tokens do not need.
+        from toolbus.edges.gateway.auth.web_tokens import ClaimMap, KeyStore, WebTokens  # noqa: PLC0415 - only some need it
+
+        claims = ClaimMap(
+            issuer=options.issuer,
+            audiences=frozenset(options.audiences),
+            user=options.user_claim,
+            groups=options.groups_claim,
+            tools=options.tools_claim,
+            permissions=options.permissions_claim,
+        )
+        sources.append(WebTokens(KeyStore(options.keys), claims).credential)
     issuers = (options.issuer,) if options.keys else ()
     return BearerAuthenticator(bus, sources, resource=Resource(options.public_url, issuers), rate=rate)
-
-
-def _web_tokens(options: AuthOptions) -> Source:
-    # It loads a library of cryptography, which gateways without such tokens do not need.
-    from toolbus.edges.gateway.auth.web_tokens import ClaimMap, KeyStore, WebTokens  # noqa: PLC0415 - only some need it
-
-    claims = ClaimMap(
-        issuer=options.issuer,
-        audiences=frozenset(options.audiences),
-        user=options.user_claim,
-        groups=options.groups_claim,
-        tools=options.tools_claim,
-        permissions=options.permissions_claim,
-    )
-    return WebTokens(KeyStore(options.keys), claims).credential

@@ -61,12 +61,6 @@ class SessionRow(msgspec.Struct, frozen=True):
     since: int
 
 
-def catalogue_row(tool: Tool) -> CatalogueRow:
-    """Return a tool's row."""
-    text = " ".join(tool.descriptor.description[: 2 * _MOST_TEXT].split())[:_MOST_TEXT]
-    return CatalogueRow(tool.name, tool.service, text, tool.category, tool.groups, tool.available, tool.digest)
-
-
 def sections_of(snapshot: Snapshot, refused: Iterable[RefusedTool]) -> Sections:
     """Return the rows of a snapshot."""
     return {
@@ -174,12 +168,14 @@ class Audience:
         if version == self._version:
             return {}
         self._version = version
-        before = self._made
-        # Tools are immutable: a row is made anew only for another tool.
-        self._made = {
-            name: (tool, before[name][1] if name in before and before[name][0] is tool else catalogue_row(tool))
-            for name, tool in self._view.items()
-        }
+        before, self._made = self._made, {}
+        for name, tool in self._view.items():
+            known = before.get(name)
+            # Tools are immutable: a row is made anew only for another tool.
+            if known is None or known[0] is not tool:
+                text = " ".join(tool.descriptor.description[: 2 * _MOST_TEXT].split())[:_MOST_TEXT]
+                known = tool, CatalogueRow(name, tool.service, text, tool.category, tool.groups, tool.available, tool.digest)
+            self._made[name] = known
         rows = {name: row for name, (_, row) in self._made.items()}
         found = changes({"catalogue": self.rows}, {"catalogue": rows})
         self.rows = rows
@@ -211,8 +207,9 @@ class Watcher:
         self.stale = True
         self._pending: list[bytes] = []
         self._size = 0
-        self._news = asyncio.Event()
-        self._news.set()
+        # Set while there is what the page has not read, or when it is to go.
+        self.news = asyncio.Event()
+        self.news.set()
 
     @property
     def observes(self) -> bool:
@@ -228,24 +225,20 @@ class Watcher:
         if self._size > _MOST_PENDING:
             self.stale = True
             self.take()
-        self._news.set()
+        self.news.set()
 
     def take(self) -> bytes:
         """Return what is pending, and forget it."""
         data = b"".join(self._pending)
         self._pending.clear()
         self._size = 0
-        self._news.clear()
+        self.news.clear()
         return data
-
-    def poke(self) -> None:
-        """Let ``wait`` return."""
-        self._news.set()
 
     async def wait(self, seconds: float) -> bool:
         """Wait for news; False when there were none within ``seconds``."""
-        await at_most(seconds, self._news.wait())
-        return self._news.is_set()
+        await at_most(seconds, self.news.wait())
+        return self.news.is_set()
 
 
 class Board:
@@ -279,7 +272,7 @@ class Board:
         """Let every page go, which comes back when the gateway does."""
         self.closed = True
         for watcher in self._watchers:
-            watcher.poke()
+            watcher.news.set()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
