@@ -85,41 +85,34 @@ def _picture(graph: Toolkit, title: str, *, show: bool, most: int, stand_ins: di
     placed = layout(graph, most)
     shown = f"{title} ({len(placed.places):,} of {len(placed.places) + placed.left_out:,} vertices)" if placed.left_out else title
     with mpl.rc_context({"font.family": list(families())}):
-        figure = _figure(show)
+        if show:
+            from matplotlib import pyplot as plt  # noqa: PLC0415 - it chooses a backend when it is imported
+
+            figure = plt.figure()
+        else:
+            figure = Figure()
+            FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         router = Router(placed)
         routes = {edge: router.route(*edge) for edge in placed.toolkit.edges()}
         scale = _size(figure, axes, placed, [point for points, _ in routes.values() for point in points])
-        lettering = _Lettering(WIDTH * scale * 72 * _NAME_PART, stand_ins)
         for edge, route in routes.items():
             _draw_edge(axes, placed.toolkit, route, *edge)
         for vertex, centre in placed.places.items():
-            _draw_vertex(axes, placed.toolkit, vertex, centre, lettering)
-        axes.set_title(lettering.text(shown), parse_math=False, wrap=False)
+            item = placed.toolkit.item(vertex)
+            name = _lettered(vertex if item is None or not item.name.strip() else item.name, stand_ins)
+            _draw_vertex(axes, f"{kind_of(item)} {vertex}", centre, *fitted(name, WIDTH * scale * 72 * _NAME_PART))
+        axes.set_title(_lettered(shown, stand_ins), parse_math=False, wrap=False)
         _add_legend(axes)
         if show:
-            from matplotlib import pyplot as plt  # noqa: PLC0415 - it chooses a backend when it is imported
-
             plt.show(block=False)
     return figure
 
 
-class _Lettering:
-    """The texts of one picture.
-
-    Args:
-        width: points of a line in a box.
-        stand_ins: characters that stand for those that no font has; filled in when it is not empty.
-    """
-
-    def __init__(self, width: float, stand_ins: dict[str, str]) -> None:
-        self.width = width
-        self._stand_ins = stand_ins
-
-    def text(self, given: str) -> str:
-        """Return a text with only characters that can be drawn."""
-        line = plain(given)
-        return line.translate({ord(each): self._stand_ins.get(each, MISSING) for each in missing([line])})
+def _lettered(text: str, stand_ins: dict[str, str]) -> str:
+    """Return a text with only characters that can be drawn; ``stand_ins`` has those that stand for what no font has."""
+    line = plain(text)
+    return line.translate({ord(each): stand_ins.get(each, MISSING) for each in missing([line])})
 
 
 def draw(graph: Toolkit, title: str = "", *, format: Literal["svg", "png"] = "svg", most: int = MOST) -> bytes:
@@ -166,16 +159,6 @@ def save(graph: Toolkit, path: str | FilePath, title: str = "", *, most: int = M
         raise ToolkitError(f"{path.name} ends in none of .svg, .png and .html, so it is not known what to write")
 
 
-def _figure(show: bool) -> Figure:
-    if not show:
-        figure = Figure()
-        FigureCanvasAgg(figure)
-        return figure
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - it chooses a backend when it is imported
-
-    return plt.figure()
-
-
 def _size(figure: Figure, axes: Axes, placed: Layout, points: list[Point]) -> float:
     """Fit the axes to the vertices and arrows, and the figure to the axes; return the inches of one unit."""
     boxes = [(x + dx * WIDTH / 2, y + dy * HEIGHT / 2) for x, y in placed.places.values() for dx in (-1, 1) for dy in (-1, 1)]
@@ -195,12 +178,11 @@ def _size(figure: Figure, axes: Axes, placed: Layout, points: list[Point]) -> fl
     return scale
 
 
-def _draw_vertex(axes: Axes, toolkit: Toolkit, vertex: str, centre: Point, lettering: _Lettering) -> None:
-    item = toolkit.item(vertex)
-    kind = kind_of(item)
+def _draw_vertex(axes: Axes, gid: str, centre: Point, label: str, size: float) -> None:
+    """Draw a box with its label; its id begins with its kind."""
+    kind = gid.partition(" ")[0]
     fill, line = _FILLS[kind]
-    axes.add_patch(_shape(kind, centre, facecolor=fill, edgecolor=line, linewidth=1.2, zorder=3, gid=f"{kind} {vertex}"))
-    label, size = fitted(lettering.text(vertex if item is None or not item.name.strip() else item.name), lettering.width)
+    axes.add_patch(_shape(kind, centre, facecolor=fill, edgecolor=line, linewidth=1.2, zorder=3, gid=gid))
     axes.text(*centre, label, ha="center", va="center", fontsize=size, linespacing=1.1, parse_math=False, zorder=4)
 
 

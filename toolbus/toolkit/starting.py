@@ -195,7 +195,8 @@ class Starter:
         for vectors, texts in self._missing(sentence):
             given = self._embed(texts)
             if inspect.isawaitable(given):
-                _dispose(given)
+                if inspect.iscoroutine(given):
+                    given.close()  # or Python warns that nobody awaits it
                 raise ConfigurationError("the embedding function is async; use `await starter.arank(sentence)`")
             self._keep(vectors, texts, given)
         return self._combined(sentence, lexical, limit)
@@ -272,12 +273,6 @@ def _unit(vector: Sequence[float]) -> list[float]:
     if not math.isfinite(length):
         raise ConfigurationError("the embedding function gave a vector that is not of finite numbers")
     return [number / length for number in numbers] if length > 0 else numbers
-
-
-def _dispose(awaitable: Awaitable[Vectors]) -> None:
-    """Close a coroutine that will not be awaited, so that Python does not warn about it."""
-    if inspect.iscoroutine(awaitable):
-        awaitable.close()
 
 
 def fused(orders: Sequence[Sequence[str]], constant: int = 60) -> dict[str, float]:

@@ -133,7 +133,8 @@ class DynamicToolService:
             request = msg.value()
             config = json.loads(request.config, object_pairs_hook=unique) if request.config else {}
             arguments = json.loads(request.arguments, object_pairs_hook=unique) if request.arguments else {}
-            answer = self._invoke(request.user or DEFAULT_USER, config, arguments)
+            user = [request.user or DEFAULT_USER] if takes_user(self.invoke) else []
+            answer = self.invoke(*user, config, arguments)
             if hasattr(answer, "__aiter__"):
                 async with contextlib.aclosing(answer):
                     async for piece in answer:
@@ -148,9 +149,6 @@ class DynamicToolService:
             telemetry.log.exception("trustgraph.invoke_failed", id=call, topic=self.__dict__.get("topic"))
             failed = ToolServiceResponse(error=Error(FAILED, said(error)), end_of_stream=True)
             await self.producer.send(failed, properties=properties)
-
-    def _invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> Any:
-        return self.invoke(user, config, arguments) if takes_user(self.invoke) else self.invoke(config, arguments)
 
     # -- running ----------------------------------------------------------------------------------
 

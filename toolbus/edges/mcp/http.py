@@ -10,20 +10,13 @@ from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
+import mcp_types
 import msgspec
 from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
-from mcp_types import (
-    CLIENT_CAPABILITIES_META_KEY,
-    CLIENT_INFO_META_KEY,
-    PROTOCOL_VERSION_META_KEY,
-    SERVER_INFO_META_KEY,
-    NotificationParams,
-    PaginatedRequestParams,
-)
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive, Scope, Send
@@ -47,7 +40,7 @@ from toolbus.edges.mcp.tasks import TaskMethods, TaskParams, UpdateParams
 
 _VERSION = "2026-07-28"
 _WANTED = {b"content-type": b"application/json", b"mcp-protocol-version": _VERSION.encode(), b"mcp-method": b"tools/call"}
-_META_KEYS = frozenset({PROTOCOL_VERSION_META_KEY, CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY})
+_META_KEYS = frozenset({mcp_types.PROTOCOL_VERSION_META_KEY, mcp_types.CLIENT_CAPABILITIES_META_KEY, mcp_types.CLIENT_INFO_META_KEY})
 # What makes a client able to take more than a result is none of them.
 _CAPABILITIES = frozenset({"roots", "sampling"})
 
@@ -79,7 +72,7 @@ class QuickCalls:
 
     def __init__(self, calls: ToolCalls, info: dict[str, Any], limit: int) -> None:
         self._calls = calls
-        self._meta = {SERVER_INFO_META_KEY: info}
+        self._meta = {mcp_types.SERVER_INFO_META_KEY: info}
         self._limit = limit
         self._with_headers: Latest[str, tuple[Tool, bool]] = Latest(10_000)
 
@@ -166,8 +159,8 @@ def _name_of(scope: Scope) -> str | None:
 def _is_plain(request: _Call) -> bool:
     """Return whether the client wants nothing but a result."""
     meta = request.params.meta
-    capabilities = meta.get(CLIENT_CAPABILITIES_META_KEY)
-    if request.jsonrpc != "2.0" or meta.get(PROTOCOL_VERSION_META_KEY) != _VERSION or not _META_KEYS.issuperset(meta):
+    capabilities = meta.get(mcp_types.CLIENT_CAPABILITIES_META_KEY)
+    if request.jsonrpc != "2.0" or meta.get(mcp_types.PROTOCOL_VERSION_META_KEY) != _VERSION or not _META_KEYS.issuperset(meta):
         return False
     if (
         not isinstance(capabilities, dict)
@@ -175,9 +168,9 @@ def _is_plain(request: _Call) -> bool:
         or any(each != {} for each in capabilities.values())
     ):
         return False
-    info = meta.get(CLIENT_INFO_META_KEY)
+    info = meta.get(mcp_types.CLIENT_INFO_META_KEY)
     if info is None:
-        return CLIENT_INFO_META_KEY not in meta
+        return mcp_types.CLIENT_INFO_META_KEY not in meta
     return isinstance(info, dict) and {"name", "version"} <= info.keys() and all(isinstance(value, str) for value in info.values())
 
 
@@ -217,7 +210,7 @@ class BusServer(Server[None]):
         self.add_request_handler("tasks/get", TaskParams, tasks.get)
         self.add_request_handler("tasks/update", UpdateParams, tasks.update)
         self.add_request_handler("tasks/cancel", TaskParams, tasks.cancel)
-        self.add_notification_handler("notifications/initialized", NotificationParams, self._initialized)
+        self.add_notification_handler("notifications/initialized", mcp_types.NotificationParams, self._initialized)
 
     def create_initialization_options(
         self,
@@ -246,7 +239,7 @@ class BusServer(Server[None]):
                 self.close_streams()
                 following.cancel()
 
-    async def _list(self, context: Context, params: PaginatedRequestParams | None) -> Any:
+    async def _list(self, context: Context, params: mcp_types.PaginatedRequestParams | None) -> Any:
         modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
         return page_of(self._caller_of(context).sees(self._bus), None if params is None else params.cursor, modern=modern)
 
@@ -257,7 +250,7 @@ class BusServer(Server[None]):
 
     # -- clients with a handshake -----------------------------------------------------------------
 
-    async def _initialized(self, context: Context, params: NotificationParams) -> None:
+    async def _initialized(self, context: Context, params: mcp_types.NotificationParams) -> None:
         """Tell a client that is connected of changes from now on."""
         # The SDK has no other way to what outlives a request.
         connection = context.session._connection

@@ -8,27 +8,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+import mcp_types
 from anyio.abc import ObjectReceiveStream
 from mcp import MCPError
 from mcp.shared.message import SessionMessage
-from mcp_types import (
-    CONNECTION_CLOSED,
-    INVALID_PARAMS,
-    METHOD_NOT_FOUND,
-    PARSE_ERROR,
-    REQUEST_TIMEOUT,
-    AudioContent,
-    BlobResourceContents,
-    CallToolResult,
-    EmbeddedResource,
-    GetPromptResult,
-    ImageContent,
-    JSONRPCResponse,
-    ReadResourceResult,
-    ResourceLink,
-    TextContent,
-    TextResourceContents,
-)
 from mcp_types.methods import parse_server_result
 from pydantic import ValidationError
 
@@ -44,12 +27,12 @@ UNREADABLE = -32_098
 
 _MOST_MESSAGE = 2_000
 _TYPES: dict[int, ErrorType] = {
-    INVALID_PARAMS: "invalid_arguments",
-    METHOD_NOT_FOUND: "not_found",
+    mcp_types.INVALID_PARAMS: "invalid_arguments",
+    mcp_types.METHOD_NOT_FOUND: "not_found",
 }
 
 
-def result_of(answer: CallToolResult) -> ToolResult:
+def result_of(answer: mcp_types.CallToolResult) -> ToolResult:
     """Return the answer of a tool: texts as output, images, sounds and files as blobs, structured content as data."""
     texts, blobs = _parts(answer.content)
     output = "\n".join(texts)
@@ -80,13 +63,13 @@ def _without(data: Any, blobs: Iterable[Blob]) -> Any:
     return noted(data)
 
 
-def contents_of(answer: ReadResourceResult) -> ToolResult:
+def contents_of(answer: mcp_types.ReadResourceResult) -> ToolResult:
     """Return what a resource holds."""
     texts, blobs = _parts(answer.contents)
     return ToolResult(output="\n".join(texts), content=tuple(blobs))
 
 
-def messages_of(answer: GetPromptResult) -> ToolResult:
+def messages_of(answer: mcp_types.GetPromptResult) -> ToolResult:
     """Return the messages of a prompt."""
     messages, lines, blobs = [], [], []
     for each in answer.messages:
@@ -104,7 +87,7 @@ def error_of(error: MCPError, effect: str) -> ToolError:
         error: what was answered.
         effect: the tool's; whether a call of one that may run once only has run is unknown when its server ended.
     """
-    if error.code == CONNECTION_CLOSED:
+    if error.code == mcp_types.CONNECTION_CLOSED:
         if effect == "once":
             message = "the mounted server ended while it ran the call, so it is unknown whether the call had its effect"
             return ToolError(message, type="outcome_unknown", code="mount_ended")
@@ -112,10 +95,10 @@ def error_of(error: MCPError, effect: str) -> ToolError:
     if is_over(error):
         message = "the mounted server has forgotten its session, and did not run the call"
         return ToolError(message, type="unavailable", code="mount_down", retryable=True)
-    if error.code == UNREADABLE or (error.code == PARSE_ERROR and error.message.startswith("Failed to parse ")):
+    if error.code == UNREADABLE or (error.code == mcp_types.PARSE_ERROR and error.message.startswith("Failed to parse ")):
         return bad_answer(error.message)
     message = str(error.message)[:_MOST_MESSAGE]
-    if error.code == REQUEST_TIMEOUT:
+    if error.code == mcp_types.REQUEST_TIMEOUT:
         return ToolError(deadline_exceeded(message, f"mcp_{error.code}"))
     return ToolError(message, type=_TYPES.get(error.code, "tool_error"), code="too_long" if error.code == TOO_LONG else f"mcp_{error.code}")
 
@@ -130,17 +113,17 @@ def _parts(content: Iterable[Any]) -> tuple[list[str], list[Blob]]:
     texts: list[str] = []
     blobs: list[Blob] = []
     for each in content:
-        part = each.resource if isinstance(each, EmbeddedResource) else each
-        if isinstance(part, (TextContent, TextResourceContents)):
+        part = each.resource if isinstance(each, mcp_types.EmbeddedResource) else each
+        if isinstance(part, (mcp_types.TextContent, mcp_types.TextResourceContents)):
             texts.append(part.text)
-        elif isinstance(part, (ImageContent, AudioContent, BlobResourceContents)):
+        elif isinstance(part, (mcp_types.ImageContent, mcp_types.AudioContent, mcp_types.BlobResourceContents)):
             media_type = part.mime_type or "application/octet-stream"
             try:
-                data = part.blob if isinstance(part, BlobResourceContents) else part.data
+                data = part.blob if isinstance(part, mcp_types.BlobResourceContents) else part.data
                 blobs.append(Blob(media_type, base64.b64decode(data, validate=True)))
             except (binascii.Error, ValueError, TypeError):
                 texts.append(f"[{media_type}: not base64, so it can't be read]")
-        elif isinstance(part, ResourceLink):
+        elif isinstance(part, mcp_types.ResourceLink):
             texts.append(f"[{part.title or part.name}]({part.uri}){': ' + part.description if part.description else ''}")
         else:
             texts.append(f"[content of the kind {getattr(part, 'type', '?')!r}, which is not understood]")
@@ -182,7 +165,7 @@ class _Sifted(ObjectReceiveStream[Any]):
 
     async def receive(self) -> Any:
         item = await self._stream.receive()
-        if isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse):
+        if isinstance(item, SessionMessage) and isinstance(item.message, mcp_types.JSONRPCResponse):
             result = item.message.result
             # Of all results only lists of tools have such a field and no content.
             if isinstance(result.get("tools"), list) and "content" not in result:

@@ -10,18 +10,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
+import mcp_types
 import msgspec
 from mcp import Client, MCPError
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
-from mcp_types import (
-    CONNECTION_CLOSED,
-    REQUEST_TIMEOUT,
-    Implementation,
-    PromptListChangedNotification,
-    ResourceListChangedNotification,
-    Tool,
-    ToolListChangedNotification,
-)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from toolbus.bus import telemetry
@@ -38,7 +30,7 @@ from toolbus.edges.mounts.stdio import StderrLog
 _STABLE = 30.0
 # Seconds within which a server that works answers when it is asked for a sign of life; calls go on meanwhile.
 _QUICK = 1.0
-_CHANGES = (ToolListChangedNotification, ResourceListChangedNotification, PromptListChangedNotification)
+_CHANGES = (mcp_types.ToolListChangedNotification, mcp_types.ResourceListChangedNotification, mcp_types.PromptListChangedNotification)
 
 
 class ServerConnection:
@@ -207,7 +199,9 @@ class ServerConnection:
         mode = "legacy" if legacy else "auto"
         if not isinstance(target, InProcess):
             server = sifted(server, lambda: client.protocol_version)
-        client = Client(server, message_handler=self._on_message, client_info=Implementation(name="toolbus", version="1"), mode=mode)
+        client = Client(
+            server, message_handler=self._on_message, client_info=mcp_types.Implementation(name="toolbus", version="1"), mode=mode
+        )
         return client
 
     async def _on_message(self, message: object) -> None:
@@ -279,7 +273,7 @@ async def _answers(client: Client, seconds: float) -> bool:
                 await client.session.send_ping()
         except MCPError as error:
             # A refusal is a sign of life, too.
-            return error.code not in {CONNECTION_CLOSED, REQUEST_TIMEOUT}
+            return error.code not in {mcp_types.CONNECTION_CLOSED, mcp_types.REQUEST_TIMEOUT}
         return True
     return False
 
@@ -311,7 +305,7 @@ class Listing(msgspec.Struct, frozen=True):
         left_out: tools that can't be read, and why.
     """
 
-    tools: tuple[Tool, ...] = ()
+    tools: tuple[mcp_types.Tool, ...] = ()
     resources: bool = False
     prompts: bool = False
     left_out: Mapping[str, str] = {}
@@ -326,7 +320,7 @@ async def list_server(client: Client, mount: str, most: int) -> Listing:
         most: tools that are read; more are left out, which is logged.
     """
     capabilities = client.server_capabilities
-    found: dict[str, Tool] = {}
+    found: dict[str, mcp_types.Tool] = {}
     left_out: dict[str, str] = {}
     if capabilities.tools is not None:
         async for page in pages(lambda cursor: client.list_tools(cursor=cursor, cache_mode="refresh")):
@@ -342,7 +336,7 @@ async def list_server(client: Client, mount: str, most: int) -> Listing:
     return _listing(found, capabilities, left_out)
 
 
-def _listing(found: dict[str, Tool], capabilities: Any, left_out: dict[str, str]) -> Listing:
+def _listing(found: dict[str, mcp_types.Tool], capabilities: Any, left_out: dict[str, str]) -> Listing:
     return Listing(tuple(found.values()), capabilities.resources is not None, capabilities.prompts is not None, left_out)
 
 

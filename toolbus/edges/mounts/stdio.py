@@ -193,7 +193,9 @@ async def stdio(command: Command, most_bytes: int, stderr: StderrLog, ended: Cal
             await asyncio.wait(tasks)
             for stream in (incoming, outgoing):
                 stream.close()
-            _close(child)
+            transport: Any = getattr(child, "_transport", None)
+            if transport is not None:
+                transport.close()
 
 
 async def _started(command: Command) -> asyncio.subprocess.Process:
@@ -352,9 +354,3 @@ async def _ends(child: asyncio.subprocess.Process, seconds: float) -> bool:
         while child.returncode is None:  # noqa: ASYNC110 - there is no event of the exit alone
             await anyio.sleep(0.01)
     return child.returncode is not None
-
-
-def _close(child: asyncio.subprocess.Process) -> None:
-    transport: Any = getattr(child, "_transport", None)
-    if transport is not None:
-        transport.close()
