@@ -376,7 +376,11 @@ def group_of_module(module: ModuleType) -> ToolGroup:
     Raises:
         ToolkitError: the module has none.
     """
-    tools = (Tool.from_function(function, id=f"{function.__module__}.{function.__qualname__}") for function in _public(module))
+    exported = getattr(module, "__all__", None)
+    names = [name for name in vars(module) if not name.startswith("_")] if exported is None else exported
+    found = [each for each in (getattr(module, name, None) for name in names) if inspect.isfunction(each)]
+    own = [each for each in found if exported is not None or each.__module__ == module.__name__]
+    tools = (Tool.from_function(each, id=f"{each.__module__}.{each.__qualname__}") for each in own)
     about = inspect.cleandoc(module.__doc__ or "").partition("\n")[0]
     return _group(f"module:{module.__name__}", module.__name__, about, tools, f"the module {module.__name__!r}")
 
@@ -410,13 +414,6 @@ def _group(id: str, name: str, description: str, tools: Iterable[Tool], what: st
     if not found:
         raise ToolkitError(f"{what} has no tools")
     return ToolGroup(id, name, description, found)
-
-
-def _public(module: ModuleType) -> list[Callable[..., Any]]:
-    named = getattr(module, "__all__", None)
-    names = [name for name in vars(module) if not name.startswith("_")] if named is None else named
-    found = [getattr(module, name, None) for name in names]
-    return [each for each in found if inspect.isfunction(each) and (named is not None or each.__module__ == module.__name__)]
 
 
 def _defined(group: str, index: int, definition: object) -> Tool:

@@ -13,7 +13,7 @@ from toolbus.bus.schema.documents import unique
 from toolbus.bus.values.events import Finished, Reset, Text
 from toolbus.bus.values.results import ErrorInfo
 from toolbus.bus.values.settings import Settings
-from toolbus.compat.trustgraph.messages import DEFAULT_USER, Error, Given, ToolServiceRequest, ToolServiceResponse, given, text_of
+from toolbus.compat.trustgraph.messages import DEFAULT_USER, Error, ToolServiceRequest, ToolServiceResponse, request_of, text_of
 
 _Object = Mapping[str, Any] | None
 _Callback = Callable[[str], Awaitable[None]]
@@ -65,8 +65,8 @@ class ToolServiceClient:
         Raises:
             RuntimeError: the service failed; it carries the service's message, and is also a ``TimeoutError`` after a timeout.
         """
-        call = given("call", values, named)
-        response = await self.request(_request(call), timeout=call.timeout)
+        request, timeout, _ = request_of("call", values, named)
+        response = await self.request(request, timeout=timeout)
         if response.error:
             raise _exception(response.error)
         return response.response
@@ -83,7 +83,7 @@ class ToolServiceClient:
         Raises:
             RuntimeError: as for ``call``, and when another attempt produced different text than was passed on.
         """
-        call = given("call_streaming", values, named, callback=True)
+        request, timeout, callback = request_of("call_streaming", values, named, callback=True)
         pieces: list[str] = []
 
         async def recipient(response: ToolServiceResponse) -> bool:
@@ -91,10 +91,10 @@ class ToolServiceClient:
                 raise _exception(response.error)
             if response.response:
                 pieces.append(response.response)
-                await call.callback(response.response)
+                await callback(response.response)
             return response.end_of_stream
 
-        await self.request(_request(call), timeout=call.timeout, recipient=recipient)
+        await self.request(request, timeout=timeout, recipient=recipient)
         return "".join(pieces)
 
     async def request(
@@ -192,10 +192,6 @@ class ToolServiceImpl:
     def _shared(self) -> dict[str, ToolServiceClient]:
         clients = getattr(self.processor, "tool_service_clients", None)
         return clients if isinstance(clients, dict) else {}
-
-
-def _request(call: Given) -> ToolServiceRequest:
-    return ToolServiceRequest(user=call.user, config=json.dumps(dict(call.config)), arguments=json.dumps(dict(call.arguments)))
 
 
 def _exception(error: Error) -> RuntimeError:

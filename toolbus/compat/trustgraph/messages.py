@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
-from typing import Any, NamedTuple
+from typing import Any
 
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.results import ConfigurationError
@@ -95,16 +95,6 @@ def text_of(response: object) -> str:
     return response if isinstance(response, str) else json.dumps(response)
 
 
-class Given(NamedTuple):
-    """The arguments of a client's call in either form; ``user`` is empty in the later one."""
-
-    user: str
-    config: Mapping[str, Any]
-    arguments: Mapping[str, Any]
-    callback: Any
-    timeout: float
-
-
 def takes_user(invoke: Callable[..., Any]) -> bool:
     """Return whether a service's ``invoke`` takes ``(user, config, arguments)`` instead of ``(config, arguments)``.
 
@@ -132,8 +122,10 @@ def _takes_user(function: Callable[..., Any], bound: bool) -> bool:
     return user
 
 
-def given(method: str, values: tuple[Any, ...], named: Mapping[str, Any], *, callback: bool = False) -> Given:
-    """Return the arguments of ``call(user, config, arguments, …)`` or ``call(config, arguments, …)``.
+def request_of(
+    method: str, values: tuple[Any, ...], named: Mapping[str, Any], *, callback: bool = False
+) -> tuple[ToolServiceRequest, float, Any]:
+    """Return the request, the timeout and the callback of ``call(user, config, arguments, …)`` or ``call(config, arguments, …)``.
 
     A first argument that is a text is the user; so is None, when two objects follow it.
 
@@ -146,7 +138,9 @@ def given(method: str, values: tuple[Any, ...], named: Mapping[str, Any], *, cal
     for name in ("config", "arguments"):
         if not isinstance(found[name] or {}, Mapping):
             raise TypeError(f"{name} of {method}() is an object or None, not {type_name(found[name])}")
-    return Given(str(found["user"] or ""), found["config"] or {}, found["arguments"] or {}, found.get("callback"), float(found["timeout"]))
+    config, arguments = (json.dumps(dict(found[name] or {})) for name in ("config", "arguments"))
+    request = ToolServiceRequest(user=str(found["user"] or ""), config=config, arguments=arguments)
+    return request, float(found["timeout"]), found.get("callback")
 
 
 def _bound(what: str, names: Sequence[str], values: Sequence[Any], named: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:

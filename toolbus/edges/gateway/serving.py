@@ -34,11 +34,6 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0
 _AROUND = 4
 
 
-def _authority_of(url: bytes) -> bytes:
-    """Return the authority of a request's target in absolute form; empty for a path."""
-    return b"" if url.startswith(b"/") else url.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0].lower()
-
-
 class GuardedProtocol(HttpToolsProtocol):
     """Uvicorn's protocol, which closes connections whose requests take too long or have too large headers.
 
@@ -104,9 +99,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_body, self._taken = True, 0
         self._is_refused = self._is_refused or self._head + len(self.url) > self.most_headers
         if not self._is_refused:
-            authority = _authority_of(self.url)
-            # Another authority than the Host header's is a second host, which the guards refuse.
-            if authority and (b"host", authority) not in [(name, value.lower()) for name, value in self.headers]:
+            # A target is a path, or has an authority. Another one than the Host header's is a second host, which the guards refuse.
+            authority = self.url.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0].lower()
+            hosts = [value.lower() for name, value in self.headers if name == b"host"]
+            if authority and not self.url.startswith(b"/") and authority not in hosts:
                 self.headers.append((b"host", authority))
             super().on_headers_complete()
 
@@ -214,7 +210,11 @@ async def serve(
         on_serving: called once when requests are answered.
         on_stopping: called once at the first signal.
     """
-    _log_as_uvicorn()
+    logger = logging.getLogger("uvicorn")
+    logger.handlers[:] = [_Bridge()]
+    logger.propagate = False
+    for name in ("uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     server = _Server(
         uvicorn.Config(
             app,
@@ -305,18 +305,8 @@ class _Bridge(logging.Handler):
     """Logs the tracebacks that uvicorn reports; nothing else of it is worth a line."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and record.exc_info[1] is not None and not _is_lost(record.exc_info[1]):
-            telemetry.log.error("gateway.bug", exc_info=record.exc_info[1])
-
-
-def _is_lost(error: BaseException) -> bool:
-    """Return whether an answer could not be written, since its client has just closed the connection, or was cut off."""
-    return isinstance(error, (OSError, asyncio.CancelledError)) or (isinstance(error, RuntimeError) and "handler is closed" in str(error))
-
-
-def _log_as_uvicorn() -> None:
-    logger = logging.getLogger("uvicorn")
-    logger.handlers[:] = [_Bridge()]
-    logger.propagate = False
-    for name in ("uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        error = record.exc_info[1] if record.exc_info else None
+        # An answer can't be written to a client that has just closed the connection, or was cut off.
+        closed = isinstance(error, RuntimeError) and "handler is closed" in str(error)
+        if error is not None and not closed and not isinstance(error, (OSError, asyncio.CancelledError)):
+            telemetry.log.error("gateway.bug", exc_info=error)

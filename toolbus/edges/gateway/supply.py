@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from toolbus.bus.client.bus import ToolBus
@@ -40,8 +40,12 @@ class Supply:
             if name not in tools and self._is_idle(name) and _may_see(principal, record, records):
                 tools[name] = _idle(record, groups_of_record(record, records.groups), states.get(name))
         listed = [tools[name] for name in sorted(tools)]
-        seen = records.runtimes if principal.sees_all else ()
-        return {"backend_runtimes": _runtimes(listed, records, seen), "groups": list(groups.values()), "tools": listed}
+        counts = Counter(each["backend_runtime"] for each in listed)
+        # Recorded ones without any tool, too.
+        seen = sorted({*counts, *(records.runtimes if principal.sees_all else ())})
+        names = {name: runtime.name or name for name, runtime in records.runtimes.items()}
+        runtimes = [{"backend_runtime": each, "name": names.get(each, each), "tool_count": counts[each]} for each in seen]
+        return {"backend_runtimes": runtimes, "groups": list(groups.values()), "tools": listed}
 
     def _is_idle(self, name: str) -> bool:
         """Return whether no service has a recorded tool's name: a tool that is served and not seen is not for this principal."""
@@ -95,10 +99,3 @@ def _idle(record: RecordedTool, groups: list[str], state: ToolState | None) -> d
         "status": meta.status,
         "state": "stopped" if state is None else state.state,
     }
-
-
-def _runtimes(tools: list[dict[str, Any]], records: Snapshot, recorded: Collection[str]) -> list[dict[str, Any]]:
-    """Return the runtimes of tools, and recorded ones without any."""
-    counts = Counter(each["backend_runtime"] for each in tools)
-    names = {name: runtime.name or name for name, runtime in records.runtimes.items()}
-    return [{"backend_runtime": each, "name": names.get(each, each), "tool_count": counts[each]} for each in sorted({*counts, *recorded})]

@@ -199,9 +199,8 @@ class ServerConnection:
         mode = "legacy" if legacy else "auto"
         if not isinstance(target, InProcess):
             server = sifted(server, lambda: client.protocol_version)
-        client = Client(
-            server, message_handler=self._on_message, client_info=mcp_types.Implementation(name="toolbus", version="1"), mode=mode
-        )
+        info = mcp_types.Implementation(name="toolbus", version="1")
+        client = Client(server, message_handler=self._on_message, client_info=info, mode=mode)
         return client
 
     async def _on_message(self, message: object) -> None:

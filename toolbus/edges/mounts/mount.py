@@ -52,15 +52,11 @@ class Described:
         self._service = ServiceDescriptor(mount)
         self._options = options
         self._known = known
-        self._runs: dict[str, tuple[str, Run]] = {}
+        # By name on the bus, the tool's own name and what runs it.
+        self.runs: dict[str, tuple[str, Run]] = {}
         self._size = 0
         self.documents: list[dict[str, Any]] = []
         self.left_out: dict[str, str] = {}
-
-    @property
-    def runs(self) -> Mapping[str, tuple[str, Run]]:
-        """By name on the bus, the tool's own name and what runs it."""
-        return self._runs
 
     def add(self, name: str, description: str, parameters: Mapping[str, Any] | None, effect: str, run: Run, about: dict[str, Any]) -> None:
         """Add a tool.
@@ -94,7 +90,7 @@ class Described:
         if reason:
             self.leave_out(name, reason)
             return
-        self._runs[published] = (name, run)
+        self.runs[published] = (name, run)
         self.documents.append(document)
 
     def leave_out(self, name: str, reason: str) -> None:
@@ -107,8 +103,8 @@ class Described:
 
     def _flaw(self, published: str, document: dict[str, Any]) -> str:
         """Return why a descriptor can't be published, or an empty text."""
-        if published in self._runs:
-            return f"its name on the bus, {published!r}, is that of {self._runs[published][0]!r}"
+        if published in self.runs:
+            return f"its name on the bus, {published!r}, is that of {self.runs[published][0]!r}"
         try:
             size = len(msgspec.json.encode(document))
             if size > _MOST_DOCUMENT:

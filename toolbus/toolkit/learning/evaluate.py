@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -90,15 +91,12 @@ class Lexical(Policy):
     name = "BM25"
 
     def __init__(self, texts: Mapping[str, str]) -> None:
-        self._index = Index({name: f"{name} {text}" for name, text in texts.items()})
-        self._orders: dict[str, list[str]] = {}
+        index = Index({name: f"{name} {text}" for name, text in texts.items()})
+        self._found = functools.cache(lambda query: [match.name for match in index.search(query, len(index))])
 
     def order(self, step: Step) -> Sequence[str]:
         """Return the tools that match."""
-        found = self._orders.get(step.query)
-        if found is None:
-            found = self._orders[step.query] = [match.name for match in self._index.search(step.query, len(self._index))]
-        return found
+        return self._found(step.query)
 
     def shown(self, step: Step) -> Collection[str]:
         """Return the ten best matches."""

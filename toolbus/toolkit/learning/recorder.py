@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -57,7 +58,8 @@ class Episode:
     def __init__(self, id: str, query: str) -> None:
         self.id = id
         self.query = query
-        self._calls = 0
+        # The position of the next call that ends.
+        self.positions = itertools.count()
 
     @contextmanager
     def action(
@@ -86,11 +88,6 @@ class Episode:
             yield
         finally:
             _now.reset(token)
-
-    def next_position(self) -> int:
-        """Return the position of the next call that ends."""
-        self._calls += 1
-        return self._calls - 1
 
 
 class Recorder:
@@ -152,7 +149,7 @@ class Recorder:
         place = locate(event.tool)
         if place is None:
             return
-        record = _record(episode, place, event.tool, episode.next_position(), result, time.time())
+        record = _record(episode, place, event.tool, next(episode.positions), result, time.time())
         try:
             self._waiting.put_nowait(record)
         except queue.Full:

@@ -312,7 +312,12 @@ class Board:
         watcher.stale = False
         watcher.take()
         document: dict[str, Any] = {
-            "me": self._me(watcher.principal),
+            "me": {
+                "name": watcher.principal.name,
+                "may": sorted(watcher.principal.may),
+                "namespace": self._bus.settings.namespace,
+                "version": version("toolbus"),
+            },
             "now": self._at,
             "catalogue": {"set": list(watcher.audience.rows.values())},
         }
@@ -323,14 +328,6 @@ class Board:
         return event("snapshot", document)
 
     # -- inside -----------------------------------------------------------------------------------
-
-    def _me(self, principal: Principal) -> dict[str, Any]:
-        return {
-            "name": principal.name,
-            "may": sorted(principal.may),
-            "namespace": self._bus.settings.namespace,
-            "version": version("toolbus"),
-        }
 
     async def _sample(self) -> None:
         while True:
