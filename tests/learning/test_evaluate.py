@@ -9,7 +9,7 @@ import pytest
 from tests.learning.samples import execution, scores
 from toolbus import ConfigurationError
 from toolbus.toolkit.learning import Evaluation, Options, Parameters, episodes, evaluate
-from toolbus.toolkit.learning.evaluate import Comparison, Figure, Flat, Lexical, Step
+from toolbus.toolkit.learning.evaluate import Comparison, Figure, Step, by_words, flat
 from toolbus.toolkit.learning.generated import World, generate
 
 QUICK = Options(resamples=200)
@@ -138,5 +138,5 @@ def test_too_little_to_evaluate_is_an_error() -> None:
 def test_policies_without_a_graph() -> None:
     """The flat list offers everything; BM25 what the sentence's words match."""
     step = Step("count", "orders of March")
-    assert Flat(["b", "a"]).order(step) == ["a", "b"]
-    assert Lexical({"a": "count orders", "b": "weather"}).order(step) == ["a"]
+    assert flat(["b", "a"]).order(step) == ["a", "b"]
+    assert by_words({"a": "count orders", "b": "weather"}).order(step) == ["a"]

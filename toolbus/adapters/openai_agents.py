@@ -21,6 +21,7 @@ except ModuleNotFoundError as error:
 from toolbus.adapters.home import AnyExecutor, calling, executor_of, read_at_home, run_at_home
 from toolbus.bus.client.executor.executor import ToolExecutor
 from toolbus.bus.client.executor.toolcalls import Place, content_of
+from toolbus.bus.client.tools.tool import Tool
 
 
 def function_tools(executor: AnyExecutor, *, strict: bool = False) -> list[FunctionTool]:
@@ -69,13 +70,44 @@ def _functions(executor: ToolExecutor, strict: bool) -> list[tuple[dict[str, Any
 
 def _function_tool(executor: ToolExecutor, function: dict[str, Any], ordered: bool) -> FunctionTool:
     name: str = function["name"]
-
-    early = _EarlyPlaces(executor, name)
+    places: WeakKeyDictionary[ToolContext[Any], Place] = WeakKeyDictionary()
+    # The input of a run's latest turn for which the tool was offered: a new list in each turn.
+    turns: WeakKeyDictionary[RunContextWrapper[Any], object] = WeakKeyDictionary()
 
     async def invoke(context: ToolContext[Any], arguments: str) -> Any:
-        start = calling(executor, name, arguments, context.tool_call_id, early.claim(context))
+        start = calling(executor, name, arguments, context.tool_call_id, places.pop(context, None))
         observation, _ = await run_at_home(executor, start)
         return content_of(observation, "openai_agents")
+
+    async def take_place(data: ToolInputGuardrailData) -> ToolGuardrailFunctionOutput:
+        """Take the place of a call when the SDK starts it, in the model's order: hooks, which wait as they like, run after a guardrail."""
+
+        async def take(_: object) -> Place:
+            return executor.place(executor.find(name))
+
+        place = places[data.context] = await run_at_home(executor, take)
+        task = asyncio.current_task()
+
+        def ended(_: object) -> None:
+            # A call that a hook has ended never claims its place.
+            with suppress(RuntimeError):
+                executor.loop.call_soon_threadsafe(place.leave)
+
+        if task is not None:
+            task.add_done_callback(ended)
+        return ToolGuardrailFunctionOutput.allow()
+
+    async def is_offered(context: RunContextWrapper[Any], _agent: object) -> bool:
+        """Return whether the tool is available, or was offered for this turn: the SDK asks again before it runs a turn's calls."""
+
+        async def find(_: object) -> Tool | None:
+            return executor.find(name)
+
+        tool = await run_at_home(executor, find)
+        if tool is not None and tool.available:
+            turns[context] = context.turn_input
+            return True
+        return turns.get(context) is context.turn_input
 
     made = FunctionTool(
         name=name,
@@ -83,65 +115,12 @@ def _function_tool(executor: ToolExecutor, function: dict[str, Any], ordered: bo
         params_json_schema=function["parameters"],
         on_invoke_tool=invoke,
         strict_json_schema=False,
-        is_enabled=_Offer(executor, name),
-        tool_input_guardrails=[ToolInputGuardrail(early.take, "toolbus_order")] if ordered else None,
+        is_enabled=is_offered,
+        tool_input_guardrails=[ToolInputGuardrail(take_place, "toolbus_order")] if ordered else None,
     )
     # Set afterwards, because the constructor would convert a schema that is already strict once more.
     made.strict_json_schema = bool(function.get("strict"))
     return made
-
-
-class _EarlyPlaces:
-    """Takes the places of a tool's calls when the SDK starts them, in the model's order: hooks, which wait as they like, run after that."""
-
-    def __init__(self, executor: ToolExecutor, name: str) -> None:
-        self._executor = executor
-        self._name = name
-        self._places: WeakKeyDictionary[ToolContext[Any], Place] = WeakKeyDictionary()
-
-    async def take(self, data: ToolInputGuardrailData) -> ToolGuardrailFunctionOutput:
-        """Take the place of a call; as a guardrail, which the SDK runs first."""
-        place = self._places[data.context] = await run_at_home(self._executor, lambda _: self._taken())
-        home, task = self._executor.loop, asyncio.current_task()
-
-        def ended(_: object) -> None:
-            # A call that a hook has ended never claims its place.
-            with suppress(RuntimeError):
-                home.call_soon_threadsafe(place.leave)
-
-        if task is not None:
-            task.add_done_callback(ended)
-        return ToolGuardrailFunctionOutput.allow()
-
-    def claim(self, context: ToolContext[Any]) -> Place | None:
-        """Return the place of a call, if it has one."""
-        return self._places.pop(context, None)
-
-    async def _taken(self) -> Place:
-        return self._executor.place(self._executor.find(self._name))
-
-
-class _Offer:
-    """Says whether a tool is offered: as long as it is available, and to the end of a turn for which it was offered.
-
-    The SDK asks again before it runs the calls of a turn, and ends the run when one of the tools is not offered any more.
-    """
-
-    def __init__(self, executor: ToolExecutor, name: str) -> None:
-        self._executor = executor
-        self._name = name
-        # The input of a run's latest turn for which it was offered: a new list in each turn.
-        self._turns: WeakKeyDictionary[RunContextWrapper[Any], object] = WeakKeyDictionary()
-
-    async def __call__(self, context: RunContextWrapper[Any], _agent: object) -> bool:
-        if await run_at_home(self._executor, lambda _: self._is_available()):
-            self._turns[context] = context.turn_input
-            return True
-        return self._turns.get(context) is context.turn_input
-
-    async def _is_available(self) -> bool:
-        tool = self._executor.find(self._name)
-        return tool is not None and tool.available
 
 
 async def _not_found(executor: ToolExecutor, name: str, call: str) -> str:

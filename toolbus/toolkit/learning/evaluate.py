@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
@@ -32,99 +31,60 @@ class Step(NamedTuple):
     query: str
 
 
-class Policy(ABC):
-    """An order of tools; ``name`` is its name in tables."""
+class Policy(NamedTuple):
+    """An order of tools.
+
+    Attributes:
+        name: its name in tables.
+        order: returns the tools for a step, best first; tools that are missing are not offered.
+        shown: returns the tools that a model would be shown.
+        chance: returns the predicted probability that a call of a tool in an action succeeds; None without a prediction.
+    """
 
     name: str
-
-    @abstractmethod
-    def order(self, step: Step) -> Sequence[str]:
-        """Return the tools for a step, best first; tools that are missing are not offered."""
-
-    def shown(self, step: Step) -> Collection[str]:
-        """Return the tools that a model would be shown."""
-        return self.order(step)
-
-    def chance(self, action: str, tool: str) -> float | None:
-        """Return the predicted probability that a call succeeds; None without a prediction."""
-        return None
+    order: Callable[[Step], Sequence[str]]
+    shown: Callable[[Step], Collection[str]]
+    chance: Callable[[str, str], float | None] = lambda action, tool: None
 
 
-class Flat(Policy):
-    """Offers every tool, by name, as without a graph."""
-
-    name = "flat list"
-
-    def __init__(self, tools: Sequence[str]) -> None:
-        self._tools = sorted(tools)
-
-    def order(self, step: Step) -> Sequence[str]:
-        """Return all tools."""
-        return self._tools
+def flat(tools: Sequence[str]) -> Policy:
+    """Offer every tool, by name, as without a graph."""
+    order = sorted(tools)
+    return Policy("flat list", lambda step: order, lambda step: order)
 
 
-class Graph(Policy):
-    """Offers an action's tools by score, and shows those from the threshold on."""
+def by_graph(name: str, scores: Scores, static: Scores, threshold: float) -> Policy:
+    """Offer an action's tools by score, and show those from the threshold on; a score is the chance of success."""
+    orders = {action: ranked(row, static.row("call", action)) for action, row in scores.rows["call"].items()}
 
-    def __init__(self, name: str, scores: Scores, static: Scores, threshold: float) -> None:
-        self.name = name
-        self._scores = scores
-        self._threshold = threshold
-        self._orders = {action: ranked(row, static.row("call", action)) for action, row in scores.rows["call"].items()}
+    def shown(step: Step) -> list[str]:
+        return [tool for tool, score in scores.row("call", step.action).items() if score >= threshold]
 
-    def order(self, step: Step) -> Sequence[str]:
-        """Return the action's tools."""
-        return self._orders.get(step.action, ())
-
-    def shown(self, step: Step) -> Collection[str]:
-        """Return the action's tools whose score reaches the threshold."""
-        return [tool for tool, score in self._scores.row("call", step.action).items() if score >= self._threshold]
-
-    def chance(self, action: str, tool: str) -> float | None:
-        """Return the score."""
-        return self._scores.score("call", action, tool)
+    return Policy(name, lambda step: orders.get(step.action, ()), shown, functools.partial(scores.score, "call"))
 
 
-class Lexical(Policy):
-    """Offers all tools that share words with the sentence, by BM25, and shows the best ten."""
+def by_words(texts: Mapping[str, str]) -> Policy:
+    """Offer all tools that share words with the sentence, by BM25, and show the best ten."""
+    index = Index({name: f"{name} {text}" for name, text in texts.items()})
 
-    name = "BM25"
+    @functools.cache
+    def found(query: str) -> list[str]:
+        return [match.name for match in index.search(query, len(index))]
 
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        index = Index({name: f"{name} {text}" for name, text in texts.items()})
-        self._found = functools.cache(lambda query: [match.name for match in index.search(query, len(index))])
-
-    def order(self, step: Step) -> Sequence[str]:
-        """Return the tools that match."""
-        return self._found(step.query)
-
-    def shown(self, step: Step) -> Collection[str]:
-        """Return the ten best matches."""
-        return self.order(step)[:10]
+    return Policy("BM25", lambda step: found(step.query), lambda step: found(step.query)[:10])
 
 
-class Combined(Policy):
-    """Offers the action's tools by reciprocal rank in the orders of scores and of words, and shows what the scores show."""
+def combined(name: str, graph: Policy, lexical: Policy) -> Policy:
+    """Offer the action's tools by reciprocal rank in the orders of scores and of words, and show what the scores show."""
 
-    def __init__(self, name: str, graph: Graph, lexical: Lexical) -> None:
-        self.name = name
-        self._graph = graph
-        self._lexical = lexical
-        self._orders: dict[Step, list[str]] = {}
+    @functools.cache
+    def order(step: Step) -> list[str]:
+        own = graph.order(step)
+        among = set(own)
+        scores = fused([own, [tool for tool in lexical.order(step) if tool in among]])
+        return sorted(own, key=lambda tool: -scores[tool])
 
-    def order(self, step: Step) -> Sequence[str]:
-        """Return the action's tools."""
-        found = self._orders.get(step)
-        if found is None:
-            own = self._graph.order(step)
-            among = set(own)
-            scores = fused([own, [tool for tool in self._lexical.order(step) if tool in among]])
-            found = self._orders[step] = sorted(own, key=lambda tool: -scores[tool])
-        return found
-
-    def shown(self, step: Step) -> Collection[str]:
-        """Return the tools that the scores show."""
-        return self._graph.shown(step)
+    return Policy(name, order, graph.shown)
 
 
 BINS = 10
@@ -242,11 +202,11 @@ def evaluate(
     learned = learn(static, logged[:cut], parameters)
     held_out = logged[cut:]
     compared = {"static": static, "learned": learned.scores}
-    by_static, by_learned = (Graph(name, scores, static, options.threshold) for name, scores in compared.items())
+    by_static, by_learned = (by_graph(name, scores, static, options.threshold) for name, scores in compared.items())
     tools = static.tools
-    lexical = Lexical({tool: texts.get(tool, "") for tool in tools})
-    policies: list[Policy] = [Flat(tools), by_static, lexical, by_learned, Combined("static + BM25", by_static, lexical)]
-    policies.append(Combined("learned + BM25", by_learned, lexical))
+    lexical = by_words({tool: texts.get(tool, "") for tool in tools})
+    policies = [flat(tools), by_static, lexical, by_learned]
+    policies += [combined("static + BM25", by_static, lexical), combined("learned + BM25", by_learned, lexical)]
     sums = {policy.name: [_replayed(policy, episode, parameters.clip) for episode in held_out] for policy in policies}
     nexts = {name: [_followed(scores, static, episode, parameters.clip) for episode in held_out] for name, scores in compared.items()}
     samples = _samples(len(held_out), options)
