@@ -22,7 +22,7 @@ from tests.servers import eventually
 from toolbus import ConfigurationError, ToolBus, Worker
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.secrets import PERMISSIONS, Rate, TokenFile, TokenRecord, new_token
-from toolbus.edges.gateway.auth.options import TRUSTED, AuthOptions, FileTokens, authenticator_of
+from toolbus.edges.gateway.auth.options import TRUSTED, AuthOptions, authenticator_of, file_tokens
 from toolbus.edges.gateway.options import Permission
 
 pytestmark = pytest.mark.anyio
@@ -248,7 +248,7 @@ async def test_nothing_secret_is_logged_or_answered(namespace: str, tmp_path: Pa
         texts = [(await asked(client, token + "x")).text, (await asked(client, token)).text]
     path.write_text(json.dumps({"tokens": [{"id": record.id, "hash": record.hash + secret, "name": 7}]}))
     with pytest.raises(ConfigurationError) as refused:
-        FileTokens(path)
+        file_tokens(path)
     for text in (*texts, caplog.text, str(refused.value)):
         assert secret not in text
         assert record.hash not in text
@@ -259,9 +259,9 @@ def test_two_records_of_one_id_are_refused(tmp_path: Path) -> None:
     _, record = made("a")
     write(tmp_path / "t", record, record)
     with pytest.raises(ConfigurationError, match="two tokens of one id"):
-        FileTokens(tmp_path / "t")
+        file_tokens(tmp_path / "t")
     with pytest.raises(ConfigurationError, match="can't be read"):
-        FileTokens(tmp_path / "absent")
+        file_tokens(tmp_path / "absent")
 
 
 async def test_options_without_keys_are_refused(namespace: str) -> None:

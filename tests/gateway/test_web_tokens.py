@@ -19,7 +19,7 @@ from tests.gateway.running import client_of, listening
 from tests.servers import eventually
 from toolbus import ConfigurationError, ToolBus, Worker
 from toolbus.edges.gateway.auth.options import AuthOptions, BearerAuthenticator, authenticator_of
-from toolbus.edges.gateway.auth.web_tokens import FRESH, STALE, ClaimMap, KeyStore, WebTokens
+from toolbus.edges.gateway.auth.web_tokens import FRESH, STALE, ClaimMap, KeyStore, web_tokens
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +61,7 @@ async def gateway(namespace: str, issuer: Issuer, clock: Clock, *, within: float
         ToolBus("memory://", namespace=namespace) as bus,
     ):
         keys = KeyStore(f"{address}/keys", clock=clock, within=within)
-        async with client_of(bus, BearerAuthenticator(bus, [WebTokens(keys, mapped).credential])) as client:
+        async with client_of(bus, BearerAuthenticator(bus, [web_tokens(keys, mapped)])) as client:
             yield client
         issuer.held.set()
         await keys.aclose()

@@ -17,7 +17,7 @@ from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, SubscriptionsListenRequest
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.tools.view import ToolView
 from toolbus.edges.mcp.client import CallerOf, Client, Context, reached
-from toolbus.edges.mcp.tasks import Send, TaskMethods, TaskNews
+from toolbus.edges.mcp.tasks import Send, TaskMethods
 
 PAGE = 250
 """Most tools of one page."""
@@ -200,12 +200,9 @@ class Subscriptions:
         try:
             await send("notifications/subscriptions/acknowledged", {"notifications": honoured})
             async with asyncio.TaskGroup() as group:
-                running = []
+                running = [group.create_task(self._tasks.follow(task, caller, send, elicits=client.elicits)) for task in tasks]
                 if watch is not None:
                     running.append(group.create_task(watch.tell(send)))
-                for task in tasks:
-                    news = TaskNews(self._bus, self._tasks, task, caller, elicits=client.elicits)
-                    running.append(group.create_task(news.run(send)))
                 await self._closing.wait()
                 for each in running:
                     each.cancel()

@@ -14,7 +14,6 @@ from mcp_types import HEADER_MISMATCH, INVALID_PARAMS, RequestParams
 from pydantic import Field
 
 from toolbus.bus.client.bus import ToolBus
-from toolbus.bus.client.calls.call import Call
 from toolbus.bus.client.tasks import Task, TaskState
 from toolbus.bus.support.display import shortened
 from toolbus.bus.values.confirmations import ConfirmationRequest
@@ -64,6 +63,14 @@ def _working(state: TaskState, question: ConfirmationRequest | None, *, cancelle
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+Send = Callable[[str, dict[str, Any]], Awaitable[None]]
+
+# Seconds after which a task that says nothing is looked at: nobody tells of the end of one that never ran.
+_LOOK = 2.0
+# Seconds between two notifications of one task, in which its text is gathered.
+_GATHERING = 0.05
 
 
 class TaskParams(RequestParams):
@@ -166,6 +173,51 @@ class TaskMethods:
             found["_meta"] = {TEXT_KEY: {"from": start, "text": state.text[start:], "attempt": state.attempt}}
         return found
 
+    async def follow(self, task: Task, caller: Principal, send: Send, *, elicits: bool) -> None:
+        """Send ``notifications/tasks`` for one task: what is known at first, and then each change until its end."""
+        state, sent, changed = TaskState(updated=task.record.created), 0, asyncio.Event()
+
+        async def report() -> None:
+            nonlocal sent
+            start, sent = sent, len(state.text)
+            await send("notifications/tasks", await self.document(task, state, caller, elicits=elicits, start=start))
+
+        async def read() -> None:
+            nonlocal sent
+            async for event in call.events():
+                state.hear(event)
+                if isinstance(event, Reset):
+                    sent = 0
+                if not isinstance(event, Text) or event.text:
+                    changed.set()
+
+        async def look() -> None:
+            """Look at the task when nothing comes, until it has ended."""
+            nonlocal state
+            while state.result is None:
+                await asyncio.sleep(_LOOK)
+                with contextlib.suppress(BrokerError):
+                    known = await self._bus.tasks.find(task.id, task.user)
+                    found = None if known is None else await self._bus.tasks.state(known)
+                    if state.result is None and found is not None and found.result is not None:
+                        state = found
+                        changed.set()
+
+        call = self._bus.tasks.attach(task)
+        async with call, asyncio.TaskGroup() as group:
+            reading, looking = group.create_task(read()), group.create_task(look())
+            try:
+                while state.result is None:
+                    await changed.wait()
+                    changed.clear()
+                    await report()
+                    await asyncio.sleep(_GATHERING)
+                if changed.is_set():
+                    await report()
+            finally:
+                reading.cancel()
+                looking.cancel()
+
 
 def _start(context: Context) -> int | None:
     """Return from where the client wants the task's text, or None."""
@@ -173,68 +225,3 @@ def _start(context: Context) -> int | None:
     said = meta.get(TEXT_KEY) if isinstance(meta, dict) else None
     start = said.get("from") if isinstance(said, dict) else None
     return start if isinstance(start, int) and not isinstance(start, bool) and start >= 0 else None
-
-
-Send = Callable[[str, dict[str, Any]], Awaitable[None]]
-
-# Seconds after which a task that says nothing is looked at: nobody tells of the end of one that never ran.
-_LOOK = 2.0
-# Seconds between two notifications of one task, in which its text is gathered.
-_GATHERING = 0.05
-
-
-class TaskNews:
-    """Sends ``notifications/tasks`` for one task: what is known at first, and then each change until its end."""
-
-    def __init__(self, bus: ToolBus, methods: TaskMethods, task: Task, caller: Principal, *, elicits: bool) -> None:
-        self._bus = bus
-        self._methods = methods
-        self._task = task
-        self._caller = caller
-        self._elicits = elicits
-        self._state = TaskState(updated=task.record.created)
-        self._sent = 0
-        self._changed = asyncio.Event()
-
-    async def run(self, send: Send) -> None:
-        """Send until the end of the task."""
-        call = self._bus.tasks.attach(self._task)
-        async with call, asyncio.TaskGroup() as group:
-            reading = group.create_task(self._read(call))
-            looking = group.create_task(self._look())
-            try:
-                while self._state.result is None:
-                    await self._changed.wait()
-                    self._changed.clear()
-                    await self._tell(send)
-                    await asyncio.sleep(_GATHERING)
-                if self._changed.is_set():
-                    await self._tell(send)
-            finally:
-                reading.cancel()
-                looking.cancel()
-
-    async def _tell(self, send: Send) -> None:
-        state = self._state
-        start, self._sent = self._sent, len(state.text)
-        document = await self._methods.document(self._task, state, self._caller, elicits=self._elicits, start=start)
-        await send("notifications/tasks", document)
-
-    async def _read(self, call: Call) -> None:
-        async for event in call.events():
-            self._state.hear(event)
-            if isinstance(event, Reset):
-                self._sent = 0
-            if not isinstance(event, Text) or event.text:
-                self._changed.set()
-
-    async def _look(self) -> None:
-        """Look at the task when nothing comes, until it has ended."""
-        while self._state.result is None:
-            await asyncio.sleep(_LOOK)
-            with contextlib.suppress(BrokerError):
-                task = await self._bus.tasks.find(self._task.id, self._task.user)
-                state = None if task is None else await self._bus.tasks.state(task)
-                if self._state.result is None and state is not None and state.result is not None:
-                    self._state = state
-                    self._changed.set()

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Self
 
+from mcp.shared.dispatcher import ProgressFnT
 from mcp_types import Tool
 
 from toolbus.bus.support.display import harmless
@@ -34,23 +35,20 @@ def effect_of(tool: Tool) -> str:
     return "idempotent" if hints is not None and hints.idempotent_hint else "once"
 
 
-class _Progress:
-    """Passes progress on, but no flood of it."""
+def _progress(call: Invocation) -> ProgressFnT:
+    """Return what passes progress on, but no flood of it."""
+    allowance, filled = float(_BURST), time.monotonic()
 
-    def __init__(self, call: Invocation) -> None:
-        self._call = call
-        self._allowance = float(_BURST)
-        self._filled = time.monotonic()
-
-    async def tell(self, progress: float, total: float | None, message: str | None) -> None:
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        nonlocal allowance, filled
         now = time.monotonic()
-        self._allowance = min(_BURST, self._allowance + (now - self._filled) * _RATE)
-        self._filled = now
-        if self._allowance < 1 or not math.isfinite(progress):
-            return
-        self._allowance -= 1
-        known = total if total is not None and math.isfinite(total) else None
-        self._call.progress(progress, known, harmless(message or "")[:_MOST_TEXT])
+        allowance, filled = min(_BURST, allowance + (now - filled) * _RATE), now
+        if allowance >= 1 and math.isfinite(progress):
+            allowance -= 1
+            known = total if total is not None and math.isfinite(total) else None
+            call.progress(progress, known, harmless(message or "")[:_MOST_TEXT])
+
+    return report
 
 
 _MOST_LISTED = 1_000
@@ -220,7 +218,7 @@ class MountedServer(Mount):
     async def _call(self, tool: Tool, arguments: dict[str, Any], call: Invocation) -> ToolResult:
         """Call a tool; what it says of its progress is passed on, and its cancellation too."""
         async with self.connection.calling(call, effect_of(tool)) as client:
-            return result_of(await client.call_tool(tool.name, arguments, progress_callback=_Progress(call).tell))
+            return result_of(await client.call_tool(tool.name, arguments, progress_callback=_progress(call)))
 
 
 def mount_of(server: Any, name: str = "", options: Options | None = None) -> MountedServer:

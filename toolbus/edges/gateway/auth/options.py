@@ -110,45 +110,41 @@ class BearerAuthenticator:
 _LOOK_EVERY = 1.0
 
 
-class FileTokens:
-    """Knows the tokens in a file.
+def file_tokens(path: Path) -> Source:
+    """Return what knows the tokens in a file.
 
     A changed file counts within a second. One that can't be read any more leaves the tokens as they were; one that is gone, none.
 
     Raises:
         ConfigurationError: the file can't be read.
     """
+    seen, looked = _stamp(path), time.monotonic()
+    records: Mapping[str, TokenRecord] = read(path)
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen = _stamp(path)
-        self._records: Mapping[str, TokenRecord] = read(path)
-        self._looked = time.monotonic()
-
-    async def credential(self, token: str) -> Credential | None:
-        """Return whom a token of the file stands for."""
-        self._look()
-        record = self._records.get(id_of(token) or "")
-        return None if record is None else accepted(record, token)
-
-    def _look(self) -> None:
-        if time.monotonic() < self._looked + _LOOK_EVERY:
+    def look() -> None:
+        nonlocal seen, looked, records
+        looked, stamp = time.monotonic(), _stamp(path)
+        if stamp == seen:
             return
-        self._looked = time.monotonic()
-        stamp = _stamp(self._path)
-        if stamp == self._seen:
-            return
-        self._seen = stamp
+        seen = stamp
         if stamp is None:
-            self._records = {}
-            telemetry.log.error("tokens.gone", path=str(self._path), error="the file is gone, so none of its tokens is accepted")
+            records = {}
+            telemetry.log.error("tokens.gone", path=str(path), error="the file is gone, so none of its tokens is accepted")
             return
         try:
-            self._records = read(self._path)
+            records = read(path)
         except ConfigurationError as error:
-            telemetry.log.error("tokens.unreadable", path=str(self._path), error=str(error))
+            telemetry.log.error("tokens.unreadable", path=str(path), error=str(error))
         else:
-            telemetry.log.info("tokens.loaded", path=str(self._path), tokens=len(self._records))
+            telemetry.log.info("tokens.loaded", path=str(path), tokens=len(records))
+
+    async def credential(token: str) -> Credential | None:
+        if time.monotonic() >= looked + _LOOK_EVERY:
+            look()
+        record = records.get(id_of(token) or "")
+        return None if record is None else accepted(record, token)
+
+    return credential
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
@@ -165,31 +161,25 @@ TRUSTED = 2.0
 _MOST_KEPT = 10_000
 
 
-class SharedTokens:
-    """Knows the tokens of a namespace."""
+def shared_tokens(bus: ToolBus) -> Source:
+    """Return what knows the tokens of a namespace."""
+    kept: Latest[str, tuple[float, TokenRecord | None]] = Latest(_MOST_KEPT)
 
-    def __init__(self, bus: ToolBus) -> None:
-        self._bus = bus
-        self._kept: Latest[str, tuple[float, TokenRecord | None]] = Latest(_MOST_KEPT)
-
-    async def credential(self, token: str) -> Credential | None:
-        """Return whom a token of the namespace stands for."""
-        known = id_of(token)
-        record = None if known is None else await self._record(known)
+    async def credential(token: str) -> Credential | None:
+        known, asked = id_of(token), time.monotonic()
+        if known is None:
+            return None
+        until, record = kept.get(known, (0.0, None))
+        if asked >= until:
+            try:
+                async with asyncio.timeout(_WITHIN):
+                    record = await bus.tokens.get(known)
+            except (BrokerError, TimeoutError):
+                raise Problem(503, "unavailable", "the server that knows the tokens can't be asked", {"Retry-After": "1"}) from None
+            kept[known] = (asked + TRUSTED, record)
         return None if record is None else accepted(record, token)
 
-    async def _record(self, id: str) -> TokenRecord | None:
-        until, record = self._kept.get(id, (0.0, None))
-        asked = time.monotonic()
-        if asked < until:
-            return record
-        try:
-            async with asyncio.timeout(_WITHIN):
-                record = await self._bus.tokens.get(id)
-        except (BrokerError, TimeoutError):
-            raise Problem(503, "unavailable", "the server that knows the tokens can't be asked", {"Retry-After": "1"}) from None
-        self._kept[id] = (asked + TRUSTED, record)
-        return record
+    return credential
 
 
 class AuthOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,12 +226,12 @@ def authenticator_of(bus: ToolBus, options: AuthOptions) -> BearerAuthenticator 
     rate = Rate.parse(options.rate) if options.rate else None
     sources: list[Source] = []
     if options.tokens:
-        sources.append(FileTokens(Path(options.tokens)).credential)
+        sources.append(file_tokens(Path(options.tokens)))
     if options.shared_tokens:
-        sources.append(SharedTokens(bus).credential)
+        sources.append(shared_tokens(bus))
     if options.keys:
         # It loads a library of cryptography, which gateways without such tokens do not need.
-        from toolbus.edges.gateway.auth.web_tokens import ClaimMap, KeyStore, WebTokens  # noqa: PLC0415 - only some need it
+        from toolbus.edges.gateway.auth.web_tokens import ClaimMap, KeyStore, web_tokens  # noqa: PLC0415 - only some need it
 
         claims = ClaimMap(
             issuer=options.issuer,
@@ -251,6 +241,6 @@ def authenticator_of(bus: ToolBus, options: AuthOptions) -> BearerAuthenticator 
             tools=options.tools_claim,
             permissions=options.permissions_claim,
         )
-        sources.append(WebTokens(KeyStore(options.keys), claims).credential)
+        sources.append(web_tokens(KeyStore(options.keys), claims))
     issuers = (options.issuer,) if options.keys else ()
     return BearerAuthenticator(bus, sources, resource=Resource(options.public_url, issuers), rate=rate)

@@ -25,7 +25,7 @@ from toolbus.bus.support.latest import Latest
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.secrets import PERMISSIONS
-from toolbus.edges.gateway.auth.credentials import SCOPES, Credential, Refused
+from toolbus.edges.gateway.auth.credentials import SCOPES, Credential, Refused, Source
 from toolbus.edges.gateway.bodies import Problem
 from toolbus.edges.gateway.options import Permission, Principal
 
@@ -275,35 +275,20 @@ _MOST_TOKEN = 16_384
 _TYPES = (None, "jwt", "at+jwt", "application/at+jwt")
 
 
-class WebTokens:
-    """Knows JSON Web Tokens.
+def web_tokens(keys: KeyStore, claims: ClaimMap) -> Source:
+    """Return what knows JSON Web Tokens.
 
     Args:
         keys: of the authorization server.
         claims: which claims say what.
     """
+    registry = JWSRegistry(algorithms=list(ALGORITHMS), strict_check_header=False)
+    kept: Latest[bytes, tuple[float, int, dict[str, Any]]] = Latest(_MOST_KEPT)
 
-    def __init__(self, keys: KeyStore, claims: ClaimMap) -> None:
-        self._keys = keys
-        self._claims = claims
-        self._registry = JWSRegistry(algorithms=list(ALGORITHMS), strict_check_header=False)
-        self._verified: Latest[bytes, tuple[float, int, dict[str, Any]]] = Latest(_MOST_KEPT)
-
-    async def credential(self, token: str) -> Credential | None:
-        """Return whom a token describes; None for one that has not three parts."""
-        if token.count(".") != 2 or len(token) > _MOST_TOKEN:
-            return None
-        claims = await self._verified_claims(token)
-        return Credential(self._claims.principal(claims, time.time()))
-
-    async def _verified_claims(self, token: str) -> dict[str, Any]:
-        digest = hashlib.sha256(token.encode()).digest()
-        until, generation, claims = self._verified.get(digest, (0.0, -1, {}))
-        if time.time() < until and generation == self._keys.generation:
-            return claims
+    async def verified(token: str) -> dict[str, Any]:
         kid = _kid(token)
         try:
-            keys = await self._keys.get(kid)
+            known = await keys.get(kid)
         except KeysUnavailable:
             message = "the keys of the authorization server can't be fetched"
             raise Problem(503, "unavailable", message, {"Retry-After": "10"}) from None
@@ -311,13 +296,25 @@ class WebTokens:
             with warnings.catch_warnings():
                 # Most issuers still write EdDSA where RFC 9864 has Ed25519.
                 warnings.simplefilter("ignore", SecurityWarning)
-                found = jwt.decode(token, keys, registry=self._registry)
+                found = jwt.decode(token, known, registry=registry)
         except (JoseError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise Refused("the token's signature can't be verified") from error
         if "crit" in found.header or _type(found.header) not in _TYPES:
             raise Refused("the token is of another kind")
-        self._verified[digest] = (time.time() + _KEPT_FOR, self._keys.generation, found.claims)
         return found.claims
+
+    async def credential(token: str) -> Credential | None:
+        """Return whom a token describes; None for one that has not three parts."""
+        if token.count(".") != 2 or len(token) > _MOST_TOKEN:
+            return None
+        digest = hashlib.sha256(token.encode()).digest()
+        until, generation, found = kept.get(digest, (0.0, -1, {}))
+        if time.time() >= until or generation != keys.generation:
+            found = await verified(token)
+            kept[digest] = (time.time() + _KEPT_FOR, keys.generation, found)
+        return Credential(claims.principal(found, time.time()))
+
+    return credential
 
 
 def _kid(token: str) -> str | None:
