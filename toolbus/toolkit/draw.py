@@ -193,16 +193,9 @@ def _shape(kind: str, centre: Point, **style: Any) -> Patch:
         return FancyBboxPatch((x, y), WIDTH, HEIGHT, boxstyle=round_ends, **style)
     if kind == "tool":
         return Rectangle((x, y), WIDTH, HEIGHT, **style)
-    cut = HEIGHT / 3
-    corners = [
-        (x, centre[1]),
-        (x + cut, y),
-        (x + WIDTH - cut, y),
-        (x + WIDTH, centre[1]),
-        (x + WIDTH - cut, y + HEIGHT),
-        (x + cut, y + HEIGHT),
-    ]
-    return Polygon(corners, **style)
+    cut, half = HEIGHT / 3, HEIGHT / 2
+    corners = ((0, half), (cut, 0), (WIDTH - cut, 0), (WIDTH, half), (WIDTH - cut, HEIGHT), (cut, HEIGHT))
+    return Polygon([(x + dx, y + dy) for dx, dy in corners], **style)
 
 
 def _draw_edge(axes: Axes, toolkit: Toolkit, route: Route, u: str, v: str) -> None:

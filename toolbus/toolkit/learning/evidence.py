@@ -373,15 +373,17 @@ class _Vertices:
     def execution(self, given: Execution) -> Execution | None:
         """Return a record with the graph's ids; None when it is of no edge."""
         action = self._action(given.action)
-        row = {} if action is None else self._static.row("call", action)
-        tool = given.target if given.target in row else None if action is None else self._tool(action, given.tool)
-        if action is None or tool is None:
+        if action is None:
+            return None
+        tools = self._tools.get(action, {})
+        tool = given.target if given.target in self._static.row("call", action) else tools.get(given.tool)
+        if tool is None:
             return None
         if action == given.action and tool == given.tool and not given.shown and not given.next_shown:
             return given
         shown: dict[str, float] = {}
         for name, propensity in given.shown.items():
-            target = self._tool(action, name)
+            target = tools.get(name)
             if target is not None:
                 # A group is shown when one of its tools is.
                 shown[target] = max(propensity, shown.get(target, 0.0))
@@ -390,9 +392,6 @@ class _Vertices:
 
     def _action(self, name: str) -> str | None:
         return self._actions.get(name) or self._actions.get(name.strip().casefold())
-
-    def _tool(self, action: str, name: str) -> str | None:
-        return self._tools.get(action, {}).get(name)
 
 
 def _listed(names: Iterable[str]) -> str:

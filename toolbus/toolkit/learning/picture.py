@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 try:
     from matplotlib.axes import Axes
@@ -24,6 +24,8 @@ _MOST = 24
 _NAME_LENGTH = 28
 _BEFORE, _GREY, _UP, _DOWN, _LINE = "#9ca3af", "#6b7280", "#15803d", "#b91c1c", "#1d4ed8"
 _MEASURES = ("hit@1", "hit@3", "mrr", "reach")
+# A number beside what it is of.
+_NUMBER: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 7}
 
 
 def draw(outcome: Outcome, title: str, *, format: Literal["svg", "png"] = "svg") -> bytes:
@@ -54,9 +56,7 @@ def _draw_changes(axes: Axes, changes: Sequence[Change], total: int, threshold: 
         axes.plot(change.old, row, "o", color=_BEFORE, markersize=6)
         axes.plot(change.new, row, "o", color=colour, markersize=6)
         side, place = ("left", 8) if change.new < 0.75 else ("right", -8)
-        axes.annotate(
-            f"{change.new:.2f}", (change.new, row), (place, 7), textcoords="offset points", ha=side, va="center", fontsize=7, color=colour
-        )
+        axes.annotate(f"{change.new:.2f}", (change.new, row), (place, 7), ha=side, color=colour, **_NUMBER)
     labels = [f"{one_line(each.source, _NAME_LENGTH)} → {one_line(each.target, _NAME_LENGTH)}" for each in changes]
     axes.set_yticks(range(len(changes)), labels, fontsize=8, parse_math=False)
     axes.set_ylim(len(changes) - 0.4, -0.6)
@@ -90,16 +90,7 @@ def _draw_figure(axes: Axes, figure: Measured, row: float, colour: str, lift: in
         return
     axes.plot([figure.low, figure.high], [row, row], color=colour, linewidth=2, alpha=0.6)
     axes.plot(figure.value, row, "o", color=colour, markersize=6)
-    axes.annotate(
-        f"{figure.value:.2f}",
-        (figure.value, row),
-        (0, lift),
-        textcoords="offset points",
-        ha="center",
-        va="center",
-        fontsize=7,
-        color=colour,
-    )
+    axes.annotate(f"{figure.value:.2f}", (figure.value, row), (0, lift), ha="center", color=colour, **_NUMBER)
 
 
 def _say_nothing(axes: Axes, why: str) -> None:
