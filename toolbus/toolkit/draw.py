@@ -25,7 +25,7 @@ from matplotlib.path import Path
 
 from toolbus.bus.support.display import harmless
 from toolbus.bus.values.results import ToolkitError
-from toolbus.toolkit.graph import Toolkit, kind_of
+from toolbus.toolkit.graph import Toolkit, edge_kind, kind_of
 from toolbus.toolkit.picture import HEIGHT, WIDTH, Layout, Point, Route, Router, layout, middle
 
 BASE = "DejaVu Sans"
@@ -46,11 +46,9 @@ _DPI = 72.0
 MOST = 120
 """Most vertices in a picture by default; more can't be read."""
 
-# Fill and line of each kind of vertex, and colour, style and name of each kind of edge.
+# Fill and line of each kind of vertex, and colour and style of each kind of edge.
 _FILLS = {"action": ("#dbeafe", "#1d4ed8"), "tool": ("#dcfce7", "#15803d"), "group": ("#fef3c7", "#b45309")}
-_Line = tuple[str, Literal["-", "--", ":"], str]
-_EDGES: dict[str, _Line] = {"action": ("#1d4ed8", "-", "next"), "tool": ("#15803d", "--", "call"), "group": ("#15803d", "--", "call")}
-_HOLDS: _Line = ("#b45309", ":", "holds")
+_EDGES: dict[str, tuple[str, Literal["-", "--", ":"]]] = {"next": ("#1d4ed8", "-"), "call": ("#15803d", "--"), "holds": ("#b45309", ":")}
 
 # Inches per unit of the layout, and the most inches of one side.
 _INCHES, _MOST_INCHES = 0.8, 59.0
@@ -199,8 +197,8 @@ def _shape(kind: str, centre: Point, **style: Any) -> Patch:
 
 
 def _draw_edge(axes: Axes, toolkit: Toolkit, route: Route, u: str, v: str) -> None:
-    kinds = kind_of(toolkit.item(u)), kind_of(toolkit.item(v))
-    colour, style, name = _HOLDS if kinds[0] == "group" else _EDGES[kinds[1]]
+    name = edge_kind(toolkit.item(u), toolkit.item(v))
+    colour, style = _EDGES[name]
     arrow = FancyArrowPatch(
         path=_path(route),
         arrowstyle="-|>",
@@ -238,8 +236,7 @@ def _towards(corner: Point, other: Point) -> Point:
 
 def _add_legend(axes: Axes) -> None:
     shapes = [Patch(facecolor=fill, edgecolor=line, label=kind) for kind, (fill, line) in _FILLS.items()]
-    styles = dict.fromkeys([*_EDGES.values(), _HOLDS])
-    lines = [Line2D([], [], color=colour, linestyle=style, label=name) for colour, style, name in styles]
+    lines = [Line2D([], [], color=colour, linestyle=style, label=name) for name, (colour, style) in _EDGES.items()]
     axes.legend(handles=[*shapes, *lines], loc="upper left", bbox_to_anchor=(0, 0), ncols=6, fontsize=7, frameon=False)
 
 

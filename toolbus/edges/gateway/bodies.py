@@ -165,8 +165,7 @@ def call_options(request: Request) -> ServiceCallOptions:
 
 def wants_events(request: Request) -> bool:
     """Return whether the client asks for a stream of events."""
-    accepted = request.headers.get("accept")
-    return accepted is not None and EVENTS in accepted.lower()
+    return EVENTS in request.headers.get("accept", "").lower()
 
 
 def _seconds(text: str) -> float:

@@ -6,7 +6,6 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
@@ -94,7 +93,7 @@ async def answered(request: Request, gateway: Gateway, call: Call, name: str) ->
     slot = gateway.deadlines.add(began + _QUICK, call.id, watch)
     measures.in_flight += 1
     try:
-        with traced(request):
+        with telemetry.continued(request.headers.get(TRACE, "")):
             result = await call.result()
         error = result.error
     except ConfigurationError as wrong:
@@ -109,21 +108,9 @@ async def answered(request: Request, gateway: Gateway, call: Call, name: str) ->
     return result
 
 
-@contextmanager
-def traced(request: Request) -> Iterator[None]:
-    """Continue the caller's trace, if traces are exported."""
-    if not telemetry.active():
-        yield
-        return
-    with telemetry.continued(request.headers.get(TRACE, "")):
-        yield
-
-
 def trace_headers(call: Call) -> dict[str, str]:
     """Return the trace context of the call's span."""
-    if call.span is not None:
-        return {TRACE: call.span.traceparent}
-    return {}
+    return {} if call.span is None else {TRACE: call.span.traceparent}
 
 
 def problem_of(result: ToolResult, headers: dict[str, str]) -> Problem:
@@ -408,7 +395,7 @@ class EventStream(Response):
             raise
 
     async def _begin(self) -> None:
-        with traced(self._request):
+        with telemetry.continued(self._request.headers.get(TRACE, "")):
             self._first = asyncio.ensure_future(anext(self._events))
         await asyncio.wait({self._first}, timeout=_OPENING)
         if not self._first.done():

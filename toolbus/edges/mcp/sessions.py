@@ -159,7 +159,7 @@ class Sessions:
         async with _reached():
             if not await self._bus.mcp_sessions.begin(principal.user, digest, session):
                 raise RefusalError(503, "Too many open sessions", INTERNAL_ERROR)
-        self._learn(digest, session, loop_time())
+        self._known[digest] = _Known(session, loop_time() + _KNOWN, loop_time())
         options = self._server.create_initialization_options()
         told = {
             "protocolVersion": version,
@@ -205,11 +205,8 @@ class Sessions:
         if session is None:
             self._forget(digest)
         else:
-            self._learn(digest, session, used)
+            self._known[digest] = _Known(session, loop_time() + _KNOWN, used)
         return session
-
-    def _learn(self, digest: str, session: McpSession, used: float) -> None:
-        self._known[digest] = _Known(session, loop_time() + _KNOWN, used)
 
     def _forget(self, digest: str) -> None:
         self._known.pop(digest, None)

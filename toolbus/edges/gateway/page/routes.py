@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 from starlette.responses import Response
 
 from toolbus.bus import telemetry
@@ -42,7 +43,7 @@ async def tool(asked: Admitted[None]) -> Response:
         raise Problem(404, "not_found", "there is no such tool, or not for you")
     about = found.descriptor
     shown_as = {"description": about.description[:_MOST_SHOWN], "owner": found.owner, "digest": found.digest}
-    return shown(msgspec.structs.asdict(Tool.of(found, about.groups)) | shown_as)
+    return shown(asdict(Tool.of(found, about.groups)) | shown_as)
 
 
 async def dead_letter(asked: Admitted[None]) -> Response:
@@ -205,7 +206,7 @@ async def pins(asked: Admitted[None]) -> Response:
     async with operating(asked) as admin:
         records = await Records(admin).all()
         waiting = [_waiting(reviewed(tool, records.tools.get(name))) for name, tool in records.pending.items()]
-        return shown([*waiting, *(_document(each) for each in await admin.pins.all())])
+        return shown([*waiting, *(asdict(each) for each in await admin.pins.all())])
 
 
 async def approve(asked: Admitted[Decision]) -> Response:
@@ -217,7 +218,7 @@ async def approve(asked: Admitted[Decision]) -> Response:
             tool = await Records(admin).approve(given.name, digest=given.digest or "none", by=asked.principal.name, reason=given.reason)
             found = _waiting(reviewed(tool, tool)) | {"state": "approved"}
         else:
-            found = _document(await admin.pins.approve(given.name, by=asked.principal.name, reason=given.reason, digest=given.digest))
+            found = asdict(await admin.pins.approve(given.name, by=asked.principal.name, reason=given.reason, digest=given.digest))
     return shown(found)
 
 
@@ -229,7 +230,7 @@ async def reject(asked: Admitted[Decision]) -> Response:
             await Records(admin).reject(given.name, digest=given.digest or "none")
             found: dict[str, Any] = {"name": given.name, "state": "rejected"}
         else:
-            found = _document(await admin.pins.reject(given.name, by=asked.principal.name, reason=given.reason))
+            found = asdict(await admin.pins.reject(given.name, by=asked.principal.name, reason=given.reason))
     return shown(found)
 
 
@@ -237,15 +238,11 @@ def _waiting(review: Review) -> dict[str, Any]:
     """Return a recorded tool that waits for approval, in the form of the others."""
     said = [f"rights: {review.rights}", *(f"{each.field}: {one_line(_text(each.after), _MOST_VALUE)}" for each in review.changes)]
     tool = PinnedTool(review.tool_id, "unpinned", review.tool_id, review.digest, changes=tuple(said), by=review.made_by)
-    return {**_document(tool), "state": "pending"}
+    return {**asdict(tool), "state": "pending"}
 
 
 def _text(value: object) -> str:
     return "(gone)" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-def _document(tool: PinnedTool) -> dict[str, Any]:
-    return msgspec.structs.asdict(tool)
 
 
 _READERS: tuple[Permission, ...] = ("call", "observe")

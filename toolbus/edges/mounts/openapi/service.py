@@ -10,7 +10,6 @@ from urllib.parse import urljoin, urlsplit
 
 import msgspec
 
-from toolbus.bus import telemetry
 from toolbus.bus.outbound import Answer, Guard, decoded, failure
 from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import Blob, ConfigurationError, ToolError, ToolResult
@@ -86,17 +85,15 @@ class MountedApi(Mount):
             ConfigurationError: it can't be read, or there is nothing in it that can be served; says why.
         """
         document = Document(await read_document(self._document, self._web))
-        described, flawed = Described(self.id, self.options), dict[str, str]()
+        described = Described(self.id, self.options)
         for count, each in enumerate(operations(document, {*self._headers, *self._query})):
             reason = each.reason if isinstance(each, Flawed) else self._add(each, document, described)
-            if reason and self.options.selects(each.name):
-                flawed[each.name] = reason
-                telemetry.log.warning("mount.tool_left_out", mount=self.id, tool=each.name, reason=reason)
+            if reason:
+                described.leave_out(each.name, reason)
             if count % 20 == 19:
                 await asyncio.sleep(0)
-        described.left_out.update(flawed)
-        if not described.documents and flawed:
-            raise ConfigurationError(f"nothing in the document can be served: {next(iter(flawed.values()))}")
+        if not described.documents and described.left_out:
+            raise ConfigurationError(f"nothing in the document can be served: {next(iter(described.left_out.values()))}")
         await self.publish(described)
         return self
 
