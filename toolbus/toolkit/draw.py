@@ -26,7 +26,7 @@ from matplotlib.path import Path
 from toolbus.bus.support.display import harmless
 from toolbus.bus.values.results import ToolkitError
 from toolbus.toolkit.graph import Toolkit, edge_kind, kind_of
-from toolbus.toolkit.picture import HEIGHT, WIDTH, Layout, Point, Route, Router, layout, middle
+from toolbus.toolkit.picture import HEIGHT, WIDTH, Layout, Point, Route, Router, layout, middle, page
 
 BASE = "DejaVu Sans"
 """The font that comes with matplotlib."""
@@ -146,13 +146,9 @@ def save(graph: Toolkit, path: str | FilePath, title: str = "", *, most: int = M
     """
     path = FilePath(path)
     if path.suffix == ".html":
-        from toolbus.toolkit.picture import page  # noqa: PLC0415 - only for this format
-
         path.write_text(page(graph, title or path.stem), "utf-8")
-    elif path.suffix == ".svg":
-        path.write_bytes(draw(graph, title, most=most))
-    elif path.suffix == ".png":
-        path.write_bytes(draw(graph, title, format="png", most=most))
+    elif path.suffix in {".svg", ".png"}:
+        path.write_bytes(draw(graph, title, format="png" if path.suffix == ".png" else "svg", most=most))
     else:
         raise ToolkitError(f"{path.name} ends in none of .svg, .png and .html, so it is not known what to write")
 

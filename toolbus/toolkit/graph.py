@@ -628,10 +628,6 @@ class Explorer:
         self._share = share
         self._seed = seed
 
-    def chooses(self, u: str, v: str) -> bool:
-        """Return whether the edge is shown."""
-        return random.Random(f"{self._seed}\n{u}\n{v}").random() < self._share  # noqa: S311 - statistics
-
     def extend(self, part: Toolkit, graph: Toolkit) -> frozenset[tuple[str, str]]:
         """Add the chosen Call edges of a recommended part's actions to it, and return them."""
         chosen = [
@@ -639,7 +635,8 @@ class Explorer:
             for action, item in part.items()
             if isinstance(item, Action)
             for target in graph.successors(action)
-            if isinstance(graph.item(target), Tool | ToolGroup) and not part.has_edge(action, target) and self.chooses(action, target)
+            if isinstance(graph.item(target), Tool | ToolGroup) and not part.has_edge(action, target)
+            if random.Random(f"{self._seed}\n{action}\n{target}").random() < self._share  # noqa: S311 - statistics
         ]
         for action, target in chosen:
             # A group comes with its tools.

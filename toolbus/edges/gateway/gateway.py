@@ -34,11 +34,6 @@ class Durations(msgspec.Struct):
     buckets: list[int] = msgspec.field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
     seconds: float = 0.0
 
-    @property
-    def count(self) -> int:
-        """The number of calls."""
-        return sum(self.buckets)
-
 
 class Measures:
     """The counts of one gateway.

@@ -46,7 +46,7 @@ async def metrics_of(gateway: Gateway) -> str:
         made.declare("gen_ai_execute_tool_duration_seconds")
         for (tool, error), found in calls:
             labels = {"gen_ai_tool_name": tool, "error_type": error}
-            made.add("toolbus_calls_total", found.count, labels)
+            made.add("toolbus_calls_total", sum(found.buckets), labels)
             made.add_histogram("gen_ai_execute_tool_duration_seconds", BUCKETS, found.buckets, found.seconds, labels)
         made.add("toolbus_gateway_in_flight", measures.in_flight)
         made.add("toolbus_gateway_streams", measures.streams)

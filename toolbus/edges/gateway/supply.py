@@ -36,8 +36,11 @@ class Supply:
         groups = groups_of(self._bus.tools.catalogue.groups, served)
         of = memberships(groups)
         tools = {name: _served(tool, of.get(name, []), records.tools.get(name), states.get(name)) for name, tool in served.items()}
+        catalogue = self._bus.tools.catalogue
         for name, record in records.tools.items():
-            if name not in tools and self._is_idle(name) and _may_see(principal, record, records):
+            # A tool that is served and not seen is not for this principal.
+            idle = name not in catalogue.tools and name not in catalogue.services and not catalogue.withholding.refuses(name)
+            if idle and name not in tools and _may_see(principal, record, records):
                 tools[name] = _idle(record, groups_of_record(record, records.groups), states.get(name))
         listed = [tools[name] for name in sorted(tools)]
         counts = Counter(each["backend_runtime"] for each in listed)
@@ -46,11 +49,6 @@ class Supply:
         names = {name: runtime.name or name for name, runtime in records.runtimes.items()}
         runtimes = [{"backend_runtime": each, "name": names.get(each, each), "tool_count": counts[each]} for each in seen]
         return {"backend_runtimes": runtimes, "groups": list(groups.values()), "tools": listed}
-
-    def _is_idle(self, name: str) -> bool:
-        """Return whether no service has a recorded tool's name: a tool that is served and not seen is not for this principal."""
-        catalogue = self._bus.tools.catalogue
-        return name not in catalogue.tools and name not in catalogue.services and not catalogue.withholding.refuses(name)
 
     async def _states(self, records: Snapshot) -> Mapping[str, ToolState]:
         """Return the states of recorded tools; none while the server is away, since the tools are known all the same."""

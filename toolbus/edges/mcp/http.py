@@ -196,7 +196,7 @@ class BusServer(Server[None]):
         self._group: asyncio.TaskGroup | None = None
         self.calls = ToolCalls(bus, caller_of)
         tasks = TaskMethods(bus, caller_of)
-        self._subscriptions = Subscriptions(bus, caller_of, self.changes, tasks)
+        self.subscriptions = Subscriptions(bus, caller_of, self.changes, tasks)
         super().__init__(
             "toolbus",
             version=version("toolbus"),
@@ -204,7 +204,7 @@ class BusServer(Server[None]):
             get_tool_input_schema=self._input_schema,
             on_list_tools=self._list,
             on_call_tool=self.calls.call,  # type: ignore[arg-type] # results are JSON already
-            on_subscriptions_listen=self._subscriptions.listen,  # type: ignore[arg-type]
+            on_subscriptions_listen=self.subscriptions.listen,  # type: ignore[arg-type]
         )
         self.extensions[TASKS] = {}
         self.add_request_handler("tasks/get", TaskParams, tasks.get)
@@ -223,10 +223,6 @@ class BusServer(Server[None]):
         # Tasks are of a later revision than these.
         return super().create_initialization_options(options, experimental_capabilities, extensions or {})
 
-    def close_streams(self) -> None:
-        """End the subscriptions in order, before the process stops."""
-        self._subscriptions.close()
-
     @asynccontextmanager
     async def _running(self, server: Server[None]) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as group:
@@ -236,7 +232,7 @@ class BusServer(Server[None]):
                 yield
             finally:
                 self._group = None
-                self.close_streams()
+                self.subscriptions.close()
                 following.cancel()
 
     async def _list(self, context: Context, params: mcp_types.PaginatedRequestParams | None) -> Any:
@@ -306,7 +302,7 @@ class McpEndpoint:
 
     def close_streams(self) -> None:
         """End the streams in order that would otherwise keep their connections open."""
-        self._server.close_streams()
+        self._server.subscriptions.close()
         self._sessions.close_streams()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -24,16 +24,10 @@ from toolbus.bus.values.settings import Settings
 
 Transport = Literal["http", "sse"]
 
-_SECONDS = rules.number("a number of seconds above 0", above=0, most=1e9)
 _RULES = {
-    "timeout": rules.number("a number of seconds, 0 or more", least=0, most=1e9),
+    **dict.fromkeys(("timeout", "quiet", "between"), rules.number("a number of seconds, 0 or more", least=0, most=1e9)),
+    **dict.fromkeys(("start", "patience", "first_delay", "longest_delay"), rules.number("a number of seconds above 0", above=0, most=1e9)),
     "output_limit": rules.whole("a number of characters, 0 or more"),
-    "start": _SECONDS,
-    "patience": _SECONDS,
-    "quiet": rules.number("a number of seconds, 0 or more", least=0, most=1e9),
-    "between": rules.number("a number of seconds, 0 or more", least=0, most=1e9),
-    "first_delay": _SECONDS,
-    "longest_delay": _SECONDS,
     "most_tools": rules.whole("a whole number above 0", 1),
     "most_bytes": rules.whole("a whole number of at least 1,024", 1_024),
 }

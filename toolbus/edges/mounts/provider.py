@@ -71,12 +71,9 @@ class BusProvider(Provider):
     async def _list_tools(self) -> Sequence[Tool]:
         if self._bus is None:
             return []
-        user = self._caller()
+        user = self._user if isinstance(self._user, str) else self._user(get_context())
         view = self._bus.tools.filter(groups=self._groups, categories=self._categories, user=user)
         return [_tool(each, self._bus, view, user) for each in view.definitions("mcp")]
-
-    def _caller(self) -> str:
-        return self._user if isinstance(self._user, str) else self._user(get_context())
 
 
 class _BusTool(Tool):

@@ -299,7 +299,8 @@ def web_tokens(keys: KeyStore, claims: ClaimMap) -> Source:
                 found = jwt.decode(token, known, registry=registry)
         except (JoseError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise Refused("the token's signature can't be verified") from error
-        if "crit" in found.header or _type(found.header) not in _TYPES:
+        kind = found.header.get("typ")
+        if "crit" in found.header or (kind.lower() if isinstance(kind, str) else None) not in _TYPES:
             raise Refused("the token is of another kind")
         return found.claims
 
@@ -332,8 +333,3 @@ def _kid(token: str) -> str | None:
         raise Refused("the token's algorithm is not accepted")
     kid = header.get("kid")
     return kid if isinstance(kid, str) else None
-
-
-def _type(header: dict[str, Any]) -> str | None:
-    found = header.get("typ")
-    return found.lower() if isinstance(found, str) else None
