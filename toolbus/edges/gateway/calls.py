@@ -446,9 +446,7 @@ class EventStream(Response):
             await self._send_seen(await self._first, send)
         async for event in self._events:
             await self._send_seen(event, send)
-        if not self._gone:
-            self._gone = True
-            await send({"type": "http.response.body", "body": b""})
+        await self._write(send, b"", last=True)
 
     async def _send_seen(self, event: Event, send: Send) -> None:
         if type(event) is Finished:
@@ -461,12 +459,12 @@ class EventStream(Response):
             self._position.pass_(unseen)
             await self._write(send, event_bytes(unseen, self._position.id(self._key) if self._key else ""))
 
-    async def _write(self, send: Send, data: bytes) -> None:
+    async def _write(self, send: Send, data: bytes, *, last: bool = False) -> None:
         if self._gone:
             return
-        self._wrote = time.monotonic()
+        self._gone, self._wrote = last, time.monotonic()
         try:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": data, "more_body": not last})
         except (OSError, RuntimeError):
             # uvloop raises the second when the client has just closed the connection.
             self._gone = True
@@ -496,8 +494,7 @@ class EventStream(Response):
         """End the stream, but not its call, when the gateway stops: the client goes on at another replica."""
         await self._gateway.stopping.wait()
         if not self._gone:
-            self._gone = True
-            await send({"type": "http.response.body", "body": b""})
+            await self._write(send, b"", last=True)
             await asyncio.sleep(self._gateway.options.resume)
             self._cancel()
 
