@@ -130,7 +130,7 @@ MUTANTS = {
         f"{_LUA}/sessions/own.lua", "elseif owner == me or not owner or not is_live(owner) then", "elseif true then"
     ),
     "Sessions that stay at one worker: after a pause": Mutant(
-        "broker/take/sessions.py", "return asked >= since and self.monotonic() < until", "return True"
+        "broker/take/sessions.py", "return asked >= since and self.clock.monotonic() < until", "return True"
     ),
     "Order in sessions": Mutant("worker/slots.py", "if request.ordered and not self._has_turn(delivery):", "if False:"),
     "Order in sessions: over kills": Mutant("broker/replies/finish.py", "ended=index not in gone_elsewhere", "ended=True"),
@@ -161,7 +161,7 @@ MUTANTS = {
         "broker/lease/recover.py", 'self._stop(replies, ErrorInfo("cancelled", message="the calling agent is gone"))', "pass"
     ),
     "Callers that do not read": Mutant(
-        "broker/replies/finish.py", "most = _MOST_KEPT * self._reply_limit if kept else self._reply_limit", "most = 10**9"
+        "broker/replies/finish.py", "most = _MOST_KEPT * self.settings.reply_limit if kept else self.settings.reply_limit", "most = 10**9"
     ),
     "Clocks": Mutant(f"{_LUA}/lease/_lease.lua", "if longest > 0 and tonumber(ends) > now + 2 * longest then return now - 1, true end"),
     "Retries": Mutant("worker/service.py", "return attempt < min(self.attempts, most)", "return False"),

@@ -267,6 +267,7 @@ class Bench:
 
     def __init__(self, slots: int = 10) -> None:
         self.link = FakeLink()
+        self.settings = SETTINGS
         self.times = Times()
         self.clock = ServerClock(SETTINGS.lease, self.times)
         self.listener = FakeListener(slots)
@@ -282,6 +283,11 @@ class Bench:
         made = RequestStream(KEYS, service, service, "mine", self.clock, SETTINGS, on_lost=lost, on_let_go=let_go, set_aside=set_aside)
         made.fence_is(*FENCE)
         return made
+
+    @property
+    def own(self) -> tuple[Link, Keys, ServerClock, str, dict[str, RequestStream], WorkerListener, Settings]:
+        """The worker, as each of its steps is given it."""
+        return self.as_link, KEYS, self.clock, "mine", self.streams, self.as_listener, self.settings
 
     @property
     def as_link(self) -> Link:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from tests.broker.fakes import FENCE, KEYS, Bench
+import msgspec
+
+from tests.broker.fakes import FENCE, SETTINGS, Bench
 from tests.broker.observing import waits
 from toolbus.bus.broker.held.confirmations import DeadlineNotes
 from toolbus.bus.broker.replies.finish import Endings, Outbox
@@ -19,7 +21,7 @@ class Finishing:
     def __init__(self) -> None:
         self.bench = bench = Bench()
         self.gone: list[tuple[str, ErrorInfo]] = []
-        self.lost: list[Any] = []
+        self.lost = bench.listener.lost
         self.given_up: list[ToolbusError] = []
         bench.link.answers |= {"send": [], "finish": self._finished, "finish_each": self._finished, "bury": 1}
         self.lost_indexes: list[int] = []
@@ -27,25 +29,11 @@ class Finishing:
         self.doubted = False
         self.ours = True
         self.forgotten: list[Any] = []
-        self.outbox = Outbox(
-            bench.as_link,
-            KEYS,
-            reply_limit=100,
-            reply_bytes=1_000_000,
-            on_replies_gone=lambda *gone: self.gone.append(gone),
-            on_lost=self.lost.append,
-            failing=Failing(10.0, "no calls could be finished", self.given_up.append, bench.times),
-        )
-        self.endings = Endings(
-            bench.as_link,
-            KEYS,
-            "mine",
-            outbox=self.outbox,
-            ownership=cast("Any", self),
-            snapshots=cast("Any", self),
-            notes=DeadlineNotes(bench.as_link, KEYS, bench.clock, 60.0),
-            start=bench.start,
-        )
+        bench.settings = msgspec.structs.replace(SETTINGS, reply_limit=100, reply_bytes=1_000_000)
+        failing = Failing(10.0, "no calls could be finished", self.given_up.append, bench.times)
+        self.outbox = Outbox(*bench.own, lambda *gone: self.gone.append(gone), failing)
+        notes, sessions = DeadlineNotes(*bench.own), cast("Any", self)
+        self.endings = Endings(*bench.own, self.outbox, sessions, sessions, notes, bench.start)
 
     def _finished(self, keys: Any, args: Any) -> list[Any]:
         return [*FENCE, self.lost_indexes, self.gone_keys, 3]

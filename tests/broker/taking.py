@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from tests.broker.fakes import SETTINGS, Bench, FakeLink, entry_fields, request
 from toolbus.bus.broker.take.intake import Intake
+from toolbus.bus.broker.transport.opening import Failing
+
+
+class Restless(Intake, eq=False):
+    """An intake that takes note of its pauses instead of waiting."""
+
+    async def pause(self) -> None:
+        """Take note."""
+        await cast("Any", self.upkeep).pause()
 
 
 class Taking:
@@ -23,21 +32,15 @@ class Taking:
         # Ownership.
         self.serves = self.gaining = False
         self.again: list[list[str]] = []
-        self.intake = Intake(
-            self.cast,
-            bench.streams,
-            "mine",
-            SETTINGS.lease,
-            listener=bench.as_listener,
-            upkeep=self.cast,
-            abandoned=self.cast,
-            ownership=self.cast,
-            register_again=self.register_again,
-            monotonic=bench.times,
-        )
+        self.failing = Failing(SETTINGS.lease, "no requests could be taken", bench.as_listener.on_failed, bench.times)
+        self.intake = self.made()
         self.found: list[list[Any]] = []
         self.blocking.answers["XREADGROUP"] = lambda keys, args: self.found.pop(0) if self.found else None
         self.blocking.abort = self.abort  # type: ignore[attr-defined]
+
+    def made(self, kind: type[Intake] = Intake) -> Intake:
+        """Return an intake of this worker."""
+        return kind(*self.bench.own, self.cast, self.cast, self.cast, self.cast, self.register_again, self.failing)
 
     def start(self, work: Any) -> None:
         """Run beside the others."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import msgspec
 import pytest
 
-from tests.broker.fakes import FENCE, KEYS, Bench
+from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.connection import ServerInfo
 from toolbus.bus.broker.worker import Beginnings
@@ -45,7 +46,8 @@ class Master:
 def beginnings(bench: Bench, master: Master) -> Beginnings:
     """Return what marks beginnings."""
     both = cast("Any", master)
-    return Beginnings(bench.as_link, both, both, KEYS, bench.clock, retention=60.0)
+    bench.settings = msgspec.structs.replace(SETTINGS, retention=60.0)
+    return Beginnings(*bench.own, bench.as_link, both, both)
 
 
 async def begun(bench: Bench, master: Master, delivery: Any) -> str:

@@ -8,11 +8,12 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
+import msgspec
 import pytest
 import redis
 
 from tests.broker.conftest import Observed
-from tests.broker.fakes import FENCE, KEYS, Bench
+from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench
 from tests.servers import eventually
 from toolbus.bus import telemetry
 from toolbus.bus.broker.lease.thread import Beat, LeaseThread
@@ -109,17 +110,9 @@ class Beating:
         self.shutdown_fails = False
         self.connects_with: BaseException | None = None
         self.alarm = Alarm()
-        self.thread = LeaseThread(
-            cast("Any", self),
-            KEYS,
-            "mine",
-            lease,
-            streams=self.bench.streams,
-            report=self.beats.append,
-            on_failed=self.failures.append,
-            demoted=self._demote,
-            monotonic=self.bench.times,
-        )
+        self.bench.listener.on_failed = self.failures.append  # type: ignore[method-assign,assignment]
+        self.bench.settings = msgspec.structs.replace(SETTINGS, lease=lease)
+        self.thread = LeaseThread(*self.bench.own, cast("Any", self), report=self.beats.append, demoted=self._demote)
         self.thread._wake = self.alarm
 
     def sync_client(self, timeout: float) -> Client:

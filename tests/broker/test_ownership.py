@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -32,9 +32,9 @@ class Owning:
         self.verdicts: list[bytes] | None = None
         self.after = FENCE.counter
         self.bench.link.answers["own"] = self._own
-        self.ownership = Ownership(self.bench.as_link, KEYS, LEASE, "mine", cast("Any", self.sessions), self.bench.times)
+        self.ownership = Ownership(*self.bench.own)
         self.ownership.serve(self.bench.stream)
-        self.snapshots = Snapshots(self.bench.as_link, KEYS, self.ownership)
+        self.snapshots = Snapshots(*self.bench.own, self.ownership)
         self.number = 0
 
     def _own(self, keys: Any, args: Any) -> Any:
@@ -313,7 +313,7 @@ async def test_a_run_is_doubted_only_after_the_lease_lapsed(owning: Owning) -> N
 def test_a_worker_that_has_just_come_takes_small_parts() -> None:
     """Sessions may wait in numbers; where no service has sessions there is no need."""
     bench = Bench()
-    ownership = Ownership(bench.as_link, KEYS, LEASE, "mine", cast("Any", bench.listener.sessions), bench.times)
+    ownership = Ownership(*bench.own)
     assert not ownership.gaining
     assert not bench.stream.sticky
     ownership.serve(bench.stream)

@@ -35,20 +35,15 @@ class Recovery:
         self.counted: list[Any] = []
         self.missing: set[str] = set()
         self.refuses_to_count: set[bytes] = set()
-        abandoned = AbandonedCalls(bench.as_link, KEYS, bench.clock, bench.streams, outbox=cast("Any", self), listener=bench.as_listener)
+        abandoned = AbandonedCalls(*bench.own, outbox=cast("Any", self))
         self.finished: list[Any] = []
         self.retaken: list[tuple[str, int, bytes]] = []
         self.abandoned = abandoned
         self.upkeep = Upkeep(
-            bench.as_link,
-            KEYS,
-            SETTINGS.lease,
-            bench.clock,
-            bench.streams,
-            listener=bench.as_listener,
+            *bench.own,
             registry=cast("Any", self),
             ownership=cast("Any", self),
-            notes=DeadlineNotes(bench.as_link, KEYS, bench.clock, 60.0),
+            notes=DeadlineNotes(*bench.own),
             abandoned=abandoned,
             deliveries=deliveries,
             register_lost=self.register_lost,

@@ -35,10 +35,8 @@ class Registering:
         self.registry = Registry(bench.as_link, KEYS, SETTINGS)
         self.refusals: list[ToolbusError] = []
         bench.link.answers["HMGET"] = [None, None]
-        self.registration = WorkerRegistration(
-            bench.as_link, KEYS, "mine", self.registry, bench.streams,
-            on_doubt=self.doubt, on_refused=self.refusals.append, on_listed=self.listed,
-        )  # fmt: skip
+        bench.listener.on_failed = self.refusals.append  # type: ignore[method-assign,assignment]
+        self.registration = WorkerRegistration(*bench.own, self.registry, on_doubt=self.doubt, on_listed=self.listed)
 
     def listed(self, service: str, why: str) -> None:
         """Take note of it on the stream."""

@@ -133,7 +133,7 @@ async def test_nobody_is_gone_just_because_the_clock_was_set_forward(ahead: floa
     bench.link.answers |= {"EXISTS": 0, "TIME": [int(server), 0], "finish": [b"", b"", [], [], 0]}
     finished: list[Any] = []
     bench.finish = lambda *said: finished.append(said)  # type: ignore[attr-defined]
-    abandoned = AbandonedCalls(bench.as_link, KEYS, bench.clock, bench.streams, outbox=cast("Any", bench), listener=bench.as_listener)
+    abandoned = AbandonedCalls(*bench.own, outbox=cast("Any", bench))
     bench.hold(b"1-0")
     bench.listener.sessions.callers = {"agent"}
     await abandoned.stop_calls()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.broker.fakes import FENCE, KEYS
+from tests.broker.fakes import FENCE
 from tests.broker.test_ownership import LEASE, Owning
 from toolbus.bus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, Snapshot
 from toolbus.bus.broker.take.sessions import Snapshots
@@ -31,7 +31,7 @@ async def owning() -> AsyncIterator[Owning]:
 def snapshots(owning: Owning) -> Snapshots:
     """The snapshots of its sessions."""
     owning.bench.link.answers["save"] = lambda _keys, _args: 1
-    return Snapshots(owning.bench.as_link, KEYS, owning.ownership)
+    return Snapshots(*owning.bench.own, owning.ownership)
 
 
 @pytest.mark.parametrize(("ordered", "lapsed", "needs"), [(True, False, 0), (False, False, 1), (True, True, 1)])

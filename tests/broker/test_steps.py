@@ -15,7 +15,7 @@ from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.lease.thread import Beat, LeaseThread, Renewal
 from toolbus.bus.broker.take.requests import UNSURE, Fence, epoch_of
 from toolbus.bus.broker.transport.connection import Connector
-from toolbus.bus.broker.worker import BeatEffects, WorkerBroker, WorkerSteps
+from toolbus.bus.broker.worker import WorkerBroker, WorkerSteps
 from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -80,17 +80,15 @@ class Beating:
         self.bench = Bench()
         self.said: list[Any] = []
         self.beats: list[float] = []
-        self.effects = BeatEffects(
-            self.bench.clock,
-            self.bench.streams,
-            cast("Any", self),
-            cast("Any", self),
-            on_failed=lambda: self.said.append("failed"),
-            on_paused=lambda *paused: self.said.append(("paused", *paused)),
-            on_listed=self.listed,
-            on_missing=lambda services: self.said.append(("missing", services)),
-            on_beaten=self.beats.append,
-        )
+        connector = Connector.of(SETTINGS)
+        self.steps = cast("Any", WorkerSteps(SETTINGS, connector, KEYS, "mine", self.bench.clock, self.bench.as_listener))
+        self.steps.streams = self.bench.streams
+        self.steps.ownership = self
+        self.steps.links.mastership = self
+        self.steps.key_repair = SimpleNamespace(request=lambda: self.said.append("failed"))
+        self.steps.wake = SimpleNamespace(listed=self.listed, pause=lambda *paused: self.said.append(("paused", *paused)))
+        self.steps.intake = SimpleNamespace(beaten=self.beats.append, unbeaten=lambda why: None)
+        self.steps._register_again = lambda services: self.said.append(("missing", services))
 
     def listed(self, service: str, why: str) -> None:
         """Take note of it on the stream."""
@@ -113,7 +111,7 @@ class Beating:
 async def test_a_beat_that_failed_asks_for_a_repair_of_the_keys() -> None:
     """One of them may be of a wrong type; nothing else is known."""
     beating = Beating()
-    beating.effects.apply(None)
+    beating.steps.beaten(None)
     assert beating.beats == []
     assert beating.said == ["failed"]
 
@@ -121,12 +119,12 @@ async def test_a_beat_that_failed_asks_for_a_repair_of_the_keys() -> None:
 async def test_a_beat_tells_the_time_pauses_and_lost_registrations() -> None:
     """Services of other streams are not meant."""
     beating = Beating()
-    beating.effects.apply(beating.beat(missing=["pool/mine"], paused={"pool": True, "other": True}, renewed={"pool": []}))
+    beating.steps.beaten(beating.beat(missing=["pool/mine"], paused={"pool": True, "other": True}, renewed={"pool": []}))
     assert beating.said == ["compared", ("owned", 100.0, 100.0, ["pool"], True), ("paused", "pool", True, 100.0), ("missing", ["pool"])]
     assert beating.bench.clock._known
     beating.said.clear()
     beat = beating.beat()
-    beating.effects.apply(beat)
+    beating.steps.beaten(beat)
     assert beating.beats[-1] == beat.asked
     assert beating.said == ["compared", ("owned", 100.0, 100.0, [], False)]
 
@@ -135,13 +133,13 @@ async def test_a_stream_is_unlisted_until_a_beat_finds_its_service() -> None:
     """A beat that did not name the service tells nothing of it, and one that misses it once more leaves the reason that is known."""
     beating = Beating()
     stream = beating.bench.stream
-    beating.effects.apply(beating.beat(missing=["pool/mine"], renewed={"pool": []}))
+    beating.steps.beaten(beating.beat(missing=["pool/mine"], renewed={"pool": []}))
     assert stream.unlisted == "its lease was lost there"
     stream.unlisted = "OOM no memory"
-    beating.effects.apply(beating.beat(missing=["pool/mine"], renewed={"pool": []}))
-    beating.effects.apply(beating.beat())
+    beating.steps.beaten(beating.beat(missing=["pool/mine"], renewed={"pool": []}))
+    beating.steps.beaten(beating.beat())
     assert stream.unlisted == "OOM no memory"
-    beating.effects.apply(beating.beat(renewed={"pool": []}))
+    beating.steps.beaten(beating.beat(renewed={"pool": []}))
     assert stream.unlisted == ""
 
 
@@ -150,7 +148,7 @@ async def test_renewed_deliveries_are_ours_under_the_new_fence_and_lost_ones_are
     beating = Beating()
     kept, lost = beating.bench.hold(b"1-0"), beating.bench.hold(b"2-0")
     newer = Fence(FENCE.generation, b"6")
-    beating.effects.apply(beating.beat(renewed={"pool": [Renewal(newer, [kept], [lost])]}))
+    beating.steps.beaten(beating.beat(renewed={"pool": [Renewal(newer, [kept], [lost])]}))
     assert kept.fence == beating.bench.stream.fence_known == newer
     assert beating.bench.listener.lost == [lost]
     assert set(beating.bench.stream.held) == {b"1-0"}
@@ -163,14 +161,14 @@ async def test_a_renewal_says_nothing_of_what_is_being_counted() -> None:
     renewed = {"pool": [Renewal(FENCE, [], [one])]}
 
     def overtaken(*_: Any) -> int:
-        beating.effects.apply(beating.beat(renewed=renewed))
+        beating.steps.beaten(beating.beat(renewed=renewed))
         return 1
 
     beating.bench.link.answers["count"] = overtaken
     again = await beating.bench.stream.retry(beating.bench.as_link, one)
     assert again is not None
     assert beating.bench.listener.lost == []
-    beating.effects.apply(beating.beat(renewed={"pool": [Renewal(FENCE, [], [again])]}))
+    beating.steps.beaten(beating.beat(renewed={"pool": [Renewal(FENCE, [], [again])]}))
     assert beating.bench.listener.lost == [again]
 
 
@@ -203,17 +201,7 @@ async def test_renewals_are_bounded_and_tell_what_is_lost() -> None:
     bench, client = Bench(), Client()
     for number in range(300):
         bench.hold(f"{number}-0".encode())
-    thread = LeaseThread(
-        cast("Any", None),
-        KEYS,
-        "mine",
-        SETTINGS.lease,
-        streams=bench.streams,
-        report=lambda _: None,
-        on_failed=pytest.fail,
-        demoted=pytest.fail,
-        monotonic=bench.times,
-    )
+    thread = LeaseThread(*bench.own, cast("Any", None), report=lambda _: None, demoted=pytest.fail)
     bench.stream.held[b"0-0"].deadline = bench.times.now
     client.gone = {b"7-0", b"299-0"}
     first, second = thread._renew(cast("Any", client), bench.stream)

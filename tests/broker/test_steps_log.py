@@ -9,9 +9,9 @@ import pytest
 from tests.broker.fakes import KEYS
 from tests.broker.finishing import Finishing
 from tests.broker.observing import Observed
+from tests.broker.taking import Restless, Taking
 from tests.broker.test_publisher import Publishing
 from tests.broker.test_shared_calls import Calling
-from tests.broker.test_take import Taking
 from tests.broker.test_wake_channel import Waking
 from toolbus.bus.broker.publish import report_fate
 from toolbus.bus.broker.transport.command import ReplyError
@@ -51,7 +51,7 @@ async def test_a_read_that_fails_says_why(observed: Observed, error: str, level:
     """A group that is missing is made again; anything else needs an operator."""
     taking = Taking()
     taking.blocking.answers["XREADGROUP"] = ReplyError(error)
-    taking.intake.pause = taking.pause  # type: ignore[method-assign]
+    taking.intake = taking.made(Restless)
     await taking.intake.take(10)
     assert observed.events == [{"level": level, "event": event, "error": error}]
     assert taking.did == ([] if level == "WARNING" else ["paused"])

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.broker.fakes import SETTINGS
-from tests.broker.taking import Taking
-from toolbus.bus.broker.take.intake import Intake
+from tests.broker.taking import Restless, Taking
 from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.broker.transport.opening import Failing as Patience
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
 
 pytestmark = pytest.mark.anyio
@@ -21,8 +21,8 @@ class Failing:
     def __init__(self, taking: Taking) -> None:
         self.taking = taking
         self.failures: list[str] = []
-        taking.intake.pause = taking.pause  # type: ignore[method-assign]
-        taking.intake._failing._give_up = self.on_failed
+        taking.failing._give_up = self.on_failed
+        taking.intake = taking.made(Restless)
 
     def on_failed(self, error: Exception) -> None:
         """Take note."""
@@ -82,10 +82,7 @@ async def test_a_connection_that_is_there_again_has_not_failed(taking: Taking) -
 
 async def test_a_long_lease_gives_more_time(taking: Taking) -> None:
     """Three leases, if those are longer than half a minute."""
-    taking.intake = Intake(
-        taking.cast, taking.bench.streams, "mine", 20.0, listener=taking.bench.as_listener, upkeep=taking.cast, abandoned=taking.cast,
-        ownership=taking.cast, register_again=taking.register_again, monotonic=taking.bench.times,
-    )  # fmt: skip
+    taking.failing = Patience(20.0, "no requests could be taken", pytest.fail, taking.bench.times)
     failing = Failing(taking)
     await failing.read(FORBIDDEN)
     await failing.read(FORBIDDEN, after=59.9)

@@ -22,17 +22,12 @@ class Waking:
         self.bench = bench = Bench()
         self.said: list[Any] = []
         self.channel = WakeChannel(
-            bench.as_link,
-            bench.clock,
-            "mine",
-            bench.streams,
-            listener=bench.as_listener,
+            *bench.own,
             confirmations=cast("Any", self),
             upkeep=cast("Any", self),
             intake=cast("Any", self),
             repeat=lambda work, *args: bench.start(work(*args)),
             asked=lambda question: self.said.append(("asked", question)),
-            everybodys=KEYS.wake_all,
         )
 
     async def take_back(self, stream: RequestStream) -> None:

@@ -47,7 +47,7 @@ def keep_end(number: int, file: Path) -> None:
 
     async def tell(outbox: Outbox) -> None:
         # What begins without a word of the server has begun within its answer to something else.
-        await outbox._link.execute("TIME", repeatable=True)
+        await outbox.link.execute("TIME", repeatable=True)
         with file.open("a") as opened:
             opened.write(f"kept - {number} {os.getpid()}\n")
 

@@ -32,8 +32,8 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Counter[Upkeep]:
         fresh.add(upkeep)
 
     async def counted(intake: Intake, *args: Any) -> Any:
-        found[intake._upkeep] += intake._upkeep in fresh
-        fresh.discard(intake._upkeep)
+        found[intake.upkeep] += intake.upkeep in fresh
+        fresh.discard(intake.upkeep)
         return await read(intake, *args)
 
     monkeypatch.setattr(Upkeep, "turn", found_out)
@@ -197,11 +197,11 @@ async def test_a_read_that_is_answered_late_brings_new_requests(
         await bus.wait_for_tool("look")
         client = redis.Redis.from_url(place.settings.url)
         await eventually(lambda: bool(intakes))
-        transport = intakes[0]._links.blocking._transport  # type: ignore[attr-defined]
+        transport = intakes[0].links.blocking._transport  # type: ignore[attr-defined]
         transport.pause_reading()
         call = asyncio.create_task(bus.call("look", {"name": "here"}, timeout=30.0))
         await eventually(lambda: client.xpending(Keys(place.settings.namespace).queue("held"), "g")["pending"] == 1)
-        await intakes[0]._upkeep.recover()
+        await intakes[0].upkeep.recover()
         transport.resume_reading()
         assert (await call).output == "here"
         client.close()

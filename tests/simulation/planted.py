@@ -26,7 +26,7 @@ PLANTED = MUTANTS | {
         "if false then",
     ),
     "Frames that were refused are dropped": Mutant(
-        "broker/replies/finish.py", "if not self._patience.holds(self._server, error):", "if True:"
+        "broker/replies/finish.py", "if not self._patience.holds(self.server, error):", "if True:"
     ),
     "A refusal of a repeated publication is taken for the first answer": Mutant(
         "broker/publish.py", "return isinstance(reply, ReplyError) and reply.repeated and reply.code in REFUSES_ALL", "return False"

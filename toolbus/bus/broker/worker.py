@@ -7,7 +7,7 @@ import math
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import msgspec
@@ -27,6 +27,7 @@ from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.statistics.answering import Answering
 from toolbus.bus.broker.statistics.recent import RecentWriter
+from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.broker.take.intake import Intake, deliveries
 from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, log_delivered_again
 from toolbus.bus.broker.take.sessions import Ownership, Snapshots
@@ -55,21 +56,18 @@ _Answer = asyncio.Future[tuple[Reply, bool]]
 _Waiting = list[tuple[Delivery, _Answer]]
 
 
-class Beginnings(msgspec.Struct, eq=False):
-    """Marks what begins within one turn of the event loop with one script.
+class Beginnings(WorkerStep, eq=False):
+    """Marks what begins within one turn of the event loop with one script; the retention is how long a mark outlives its call's deadline.
 
     Args:
-        retention: seconds for which a mark outlives its call's deadline.
+        replicated: the link of the replication.
     """
 
-    link: Link
+    replicated: Link
     mastership: Mastership
     replication: Replication
-    keys: Keys
-    clock: ServerClock
-    retention: float
     _loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.get_running_loop)
-    _waiting: dict[tuple[RequestStream, Fence], _Waiting] = {}
+    _waiting: dict[tuple[RequestStream, Fence], _Waiting] = msgspec.field(default_factory=dict)
 
     async def begin(self, delivery: Delivery) -> Beginning:
         """Mark that a ``once`` handler begins, on a server that is surely the master before and after.
@@ -82,12 +80,12 @@ class Beginnings(msgspec.Struct, eq=False):
         """
         while True:
             await self.mastership.wait()
-            if not accepted_here(self.link, delivery.server):
+            if not accepted_here(self.replicated, delivery.server):
                 # A link that was lost knows by an answer which server it is that it asks.
-                await self.link.execute("TIME", repeatable=True)
-                if not accepted_here(self.link, delivery.server):
+                await self.replicated.execute("TIME", repeatable=True)
+                if not accepted_here(self.replicated, delivery.server):
                     return "unsure"
-            asked = self.link.server
+            asked = self.replicated.server
             reply, confirmed = await self._mark(delivery)
             if reply == b"began" and delivery.attempt == 1 and not delivery.recovered:
                 # Nobody has died of it: the group was set back, and whoever began it runs it.
@@ -102,7 +100,7 @@ class Beginnings(msgspec.Struct, eq=False):
             if not confirmed:
                 return "unconfirmed"
             # The same run may mark its beginning again, which tells what another server knows of it.
-            if self.mastership.sure and self.link.server is asked:
+            if self.mastership.sure and self.replicated.server is asked:
                 return "started"
 
     def _mark(self, delivery: Delivery) -> _Answer:
@@ -124,7 +122,7 @@ class Beginnings(msgspec.Struct, eq=False):
         args: list[str | bytes | int] = [stream.consumer, *fence]
         for delivery, _ in part:
             marks.append(self.keys.started(delivery.request.id))
-            left = max(0.0, delivery.deadline - now) + self.retention
+            left = max(0.0, delivery.deadline - now) + self.settings.retention
             args += (delivery.entry, delivery.attempt, delivery.run, int(left * 1000))
 
         def done(reply: Reply, confirmed: bool) -> None:
@@ -139,51 +137,6 @@ class Beginnings(msgspec.Struct, eq=False):
                     answer.set_result((reply[index], confirmed))
 
         self.replication.write(scripts.START, (stream.key, stream.fence, *marks), tuple(args), done)
-
-
-class BeatEffects(msgspec.Struct, eq=False):
-    """Applies what each beat learned: the server's time, lost deliveries, pauses, lost registrations.
-
-    Args:
-        streams: the request streams by service, read afresh at each beat.
-        on_failed: called when a beat failed.
-        on_paused: called with a service, whether it is paused, and the local monotonic time at which that was asked.
-        on_listed: called with a service, and why the registry has no lease of this worker for it; empty when it has one.
-        on_missing: called with the services in which the registry has lost this worker.
-        on_beaten: called with the local monotonic time at which a beat was sent that succeeded.
-    """
-
-    clock: ServerClock
-    streams: Mapping[str, RequestStream]
-    ownership: Ownership
-    mastership: Mastership
-    on_failed: Callable[[], None]
-    on_paused: Callable[[str, bool, float], None]
-    on_listed: Callable[[str, str], None]
-    on_missing: Callable[[list[str]], None]
-    on_beaten: Callable[[float], None]
-
-    def apply(self, beat: Beat | None) -> None:
-        """Take in a beat; None is one that failed."""
-        if beat is None:
-            self.on_failed()
-            return
-        self.on_beaten(beat.asked)
-        self.mastership.compare()
-        self.clock.observe(beat.server_ms, beat.asked, beat.answered)
-        self.ownership.beaten(beat.asked, beat.answered, beat.renewed, missing=bool(beat.missing))
-        missing = [member.partition("/")[0] for member in beat.missing]
-        for service, stream in self.streams.items():
-            if service in missing:
-                self.on_listed(service, stream.unlisted or "its lease was lost there")
-            elif service in beat.renewed:
-                self.on_listed(service, "")
-            if service in beat.paused:
-                self.on_paused(service, beat.paused[service], beat.asked)
-            if service in beat.renewed:
-                _renew(stream, beat.renewed[service])
-        if missing:
-            self.on_missing(missing)
 
 
 def _renew(stream: RequestStream, renewals: list[Renewal]) -> None:
@@ -221,111 +174,30 @@ class WorkerSteps:
         # Shared state.
         self.tallies = Tallies(link, keys)
         self.confirmations = Confirmations(link, keys, settings.lease)
-        self.notes = DeadlineNotes(link, keys, clock, settings.retention)
+        own = (link, keys, clock, instance, self.streams, listener, settings)
+        self.notes = DeadlineNotes(*own)
         # Register.
         registry = Registry(link, keys, settings)
-        self.ownership = Ownership(link, keys, settings.lease, instance, listener.sessions)
-        self.snapshots = Snapshots(link, keys, self.ownership)
-        self.registration = WorkerRegistration(
-            link,
-            keys,
-            instance,
-            registry,
-            self.streams,
-            on_doubt=self.ownership.doubt,
-            on_refused=listener.on_failed,
-            on_listed=self._listed,
-        )
+        self.ownership = Ownership(*own)
+        self.snapshots = Snapshots(*own, self.ownership)
+        self.registration = WorkerRegistration(*own, registry, on_doubt=self.ownership.doubt, on_listed=self._listed)
         # Finish.
-        self.outbox = Outbox(
-            link,
-            keys,
-            reply_limit=settings.reply_limit,
-            reply_bytes=settings.reply_bytes,
-            on_replies_gone=self._replies_gone,
-            on_lost=listener.on_lost,
-            failing=Failing(settings.lease, "no calls could be finished", listener.on_failed),
-            server=connector.display,
-        )
-        self.endings = Endings(
-            link,
-            keys,
-            instance,
-            outbox=self.outbox,
-            ownership=self.ownership,
-            snapshots=self.snapshots,
-            notes=self.notes,
-            start=self.links.start,
-        )
-        self.recent = RecentWriter(link, keys, clock, instance, settings.recent, settings.history, self.outbox.before_sending)
+        failing = Failing(settings.lease, "no calls could be finished", listener.on_failed)
+        self.outbox = Outbox(*own, self._replies_gone, failing, connector.display)
+        self.endings = Endings(*own, self.outbox, self.ownership, self.snapshots, self.notes, self.links.start)
+        self.recent = RecentWriter(*own, self.outbox.before_sending)
         # Recover.
-        self._abandoned = abandoned = AbandonedCalls(link, keys, clock, self.streams, outbox=self.outbox, listener=listener)
-        self.upkeep = Upkeep(
-            link,
-            keys,
-            settings.lease,
-            clock,
-            self.streams,
-            listener=listener,
-            registry=registry,
-            ownership=self.ownership,
-            notes=self.notes,
-            abandoned=abandoned,
-            deliveries=deliveries,
-            register_lost=self._register_lost,
-            on_lost_elsewhere=self.recent.lost,
-        )
+        self._abandoned = abandoned = AbandonedCalls(*own, self.outbox)
+        again, lost = self._register_lost, self.recent.lost
+        self.upkeep = Upkeep(*own, registry, self.ownership, self.notes, abandoned, deliveries, again, lost)
         # Take.
-        self.beginnings = Beginnings(self.links.replicated, self.links.mastership, self.replication, keys, clock, settings.retention)
-        self.intake = Intake(
-            self.links,
-            self.streams,
-            instance,
-            settings.lease,
-            listener=listener,
-            upkeep=self.upkeep,
-            abandoned=abandoned,
-            ownership=self.ownership,
-            register_again=self.registration.register_again,
-        )
-        self.wake = WakeChannel(
-            link,
-            clock,
-            instance,
-            self.streams,
-            listener=listener,
-            confirmations=self.confirmations,
-            upkeep=self.upkeep,
-            intake=self.intake,
-            repeat=self.links.repeat,
-            asked=Answering(
-                link, keys, clock, instance, self.streams, listener=listener, upkeep=self.upkeep, trouble=lambda: self.intake.trouble
-            ).answer,
-            everybodys=keys.wake_all,
-        )
+        self.beginnings = Beginnings(*own, self.links.replicated, self.links.mastership, self.replication)
+        failing = Failing(settings.lease, "no requests could be taken", listener.on_failed)
+        self.intake = Intake(*own, self.links, self.upkeep, abandoned, self.ownership, self.registration.register_again, failing)
+        asked = Answering(*own, self.upkeep, trouble=lambda: self.intake.trouble).answer
+        self.wake = WakeChannel(*own, self.confirmations, self.upkeep, self.intake, self.links.repeat, asked)
         # Keep the leases.
-        self._beats = BeatEffects(
-            clock,
-            self.streams,
-            self.ownership,
-            self.links.mastership,
-            # One of the keys may be of a wrong type.
-            on_failed=self.key_repair.request,
-            on_paused=self.wake.pause,
-            on_listed=self.wake.listed,
-            on_missing=self._register_again,
-            on_beaten=self.intake.beaten,
-        )
-        self.leases = LeaseThread(
-            connector,
-            keys,
-            instance,
-            settings.lease,
-            streams=self.streams,
-            report=self._beaten,
-            on_failed=listener.on_failed,
-            demoted=self._demoted,
-        )
+        self.leases = LeaseThread(*own, connector, report=self.beaten, demoted=self._demoted)
         # The links come first and call the steps that were built on them.
         self.links.attach(
             on_push=self.wake.receive,
@@ -400,12 +272,31 @@ class WorkerSteps:
             self.intake.demoted()
             self.links.mastership.demoted("it is a replica now")
 
-    def _beaten(self, beat: Beat | None) -> None:
+    def beaten(self, beat: Beat | None) -> None:
+        """Take in what a beat learned: the server's time, lost deliveries, pauses, lost registrations. None is one that failed."""
         if self.links.closing:
             return
-        self._beats.apply(beat)
         if beat is None:
+            # One of the keys may be of a wrong type.
+            self.key_repair.request()
             self.intake.unbeaten(self.leases.failure)
+            return
+        self.intake.beaten(beat.asked)
+        self.links.mastership.compare()
+        self._clock.observe(beat.server_ms, beat.asked, beat.answered)
+        self.ownership.beaten(beat.asked, beat.answered, beat.renewed, missing=bool(beat.missing))
+        missing = [member.partition("/")[0] for member in beat.missing]
+        for service, stream in self.streams.items():
+            if service in missing:
+                self.wake.listed(service, stream.unlisted or "its lease was lost there")
+            elif service in beat.renewed:
+                self.wake.listed(service, "")
+            if service in beat.paused:
+                self.wake.pause(service, beat.paused[service], beat.asked)
+            if service in beat.renewed:
+                _renew(stream, beat.renewed[service])
+        if missing:
+            self._register_again(missing)
 
     def _register_again(self, services: list[str]) -> None:
         if self.registration.active:

@@ -17,6 +17,7 @@ from toolbus.bus.broker.protocols import Note
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.reading import document, identifier, integer, skipping
+from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.broker.transport.command import Reply
 from toolbus.bus.broker.transport.link import Link
@@ -231,18 +232,8 @@ NOTE_TTL = 60_000
 _EXCUSED = len(Note._fields)
 
 
-class DeadlineNotes:
-    """The notes of one worker's deliveries, from which a later run learns their deadlines.
-
-    Args:
-        retention: seconds for which an answer is kept beyond its call's deadline.
-    """
-
-    def __init__(self, link: Link, keys: Keys, clock: ServerClock, retention: float) -> None:
-        self._link = link
-        self._keys = keys
-        self._clock = clock
-        self._retention_ms = int(retention * 1000)
+class DeadlineNotes(WorkerStep, eq=False):
+    """The notes of one worker's deliveries, from which a later run learns their deadlines."""
 
     async def write(self, delivery: Delivery, note: Note) -> None:
         """Note the later deadline of a delivery, and keep what must outlive it.
@@ -250,27 +241,27 @@ class DeadlineNotes:
         Raises:
             BrokerError: the server could not be told.
         """
-        request, keys = delivery.request, self._keys
+        request, keys = delivery.request, self.keys
         delivery.noted = True
-        left = int(max(0.0, note.deadline + note.until - note.since - self._clock.monotonic()) * 1000)
+        left = int(max(0.0, note.deadline + note.until - note.since - self.clock.monotonic()) * 1000)
         kept = [keys.started(request.id)]
         if request.shared:
             kept += [keys.call(request.id), keys.shared(share_digest(request))]
-        text = write_note(note, self._clock) + (f" {delivery.excused_attempts}" if delivery.excused_attempts else "")
-        args = (text, left + NOTE_TTL, left + self._retention_ms)
-        await self._link.execute_script(scripts.EXTEND, (delivery.queue.pause_key(delivery.entry), *kept), args, repeatable=True)
+        text = write_note(note, self.clock) + (f" {delivery.excused_attempts}" if delivery.excused_attempts else "")
+        args = (text, left + NOTE_TTL, left + int(self.settings.retention * 1000))
+        await self.link.execute_script(scripts.EXTEND, (delivery.queue.pause_key(delivery.entry), *kept), args, repeatable=True)
 
     def apply(self, delivery: Delivery, text: bytes) -> None:
         """Give a delivery what a note states; one that can't be read changes nothing."""
         with skipping(delivery.queue.pause_key(delivery.entry)):
-            note = read_note(text, self._clock)
+            note = read_note(text, self.clock)
             delivery.noted = True
             delivery.excused_attempts = excused_attempts(text)
-            delivery.deadline = max(delivery.deadline, note.effective(self._clock.monotonic()))
+            delivery.deadline = max(delivery.deadline, note.effective(self.clock.monotonic()))
 
     def drop(self, delivery: Delivery) -> None:
         """Delete the note of a delivery that has ended. Returns at once."""
-        self._link.send(("DEL", delivery.queue.pause_key(delivery.entry)), repeatable=True)
+        self.link.send(("DEL", delivery.queue.pause_key(delivery.entry)), repeatable=True)
 
 
 def write_note(note: Note, clock: ServerClock) -> str:

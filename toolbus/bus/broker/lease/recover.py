@@ -13,13 +13,12 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.held.confirmations import NOTE_TTL, DeadlineNotes, excused_attempts
-from toolbus.bus.broker.lease.clock import ServerClock
-from toolbus.bus.broker.protocols import WorkerListener
 from toolbus.bus.broker.registry.publications import WorkerRegistration
 from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.replies.finish import Outbox
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, common_fence
 from toolbus.bus.broker.take.sessions import Ownership
 from toolbus.bus.broker.transport.command import Reply
@@ -34,19 +33,10 @@ MAY_BE_ABANDONED_MS = 5_000.0
 """A reply stream outlives its agent for longer, so a request that waited less need not be checked."""
 
 
-class AbandonedCalls(msgspec.Struct, eq=False):
-    """Finds and ends calls of one worker whose callers are gone, by their missing reply streams.
+class AbandonedCalls(WorkerStep, eq=False):
+    """Finds and ends calls of one worker whose callers are gone, by their missing reply streams."""
 
-    Args:
-        streams: the request streams by service, read afresh each time.
-    """
-
-    link: Link
-    keys: Keys
-    clock: ServerClock
-    streams: Mapping[str, RequestStream]
     outbox: Outbox
-    listener: WorkerListener
     _checked: int = 0
 
     async def without(self, taken: list[Delivery]) -> list[Delivery]:
@@ -356,11 +346,10 @@ _TURNS_A_LEASE = 3
 _MOST_TOOLS = 1_000
 
 
-class Upkeep(msgspec.Struct, eq=False):
+class Upkeep(WorkerStep, eq=False):
     """Reaps, sweeps and stops abandoned calls for the streams of one worker.
 
     Args:
-        streams: the request streams by service, read afresh at each turn.
         deliveries: makes deliveries of entries, see ``intake.deliveries``.
         register_lost: restores, once a lease, what was lost of the registration.
         on_lost_elsewhere: called with a delivery that was taken over, and the worker whose attempt was lost.
@@ -373,12 +362,6 @@ class Upkeep(msgspec.Struct, eq=False):
             whether to reap everything or only what was handed back.
     """
 
-    link: Link
-    keys: Keys
-    lease: float
-    clock: ServerClock
-    streams: Mapping[str, RequestStream]
-    listener: WorkerListener
     registry: Registry
     ownership: Ownership
     notes: DeadlineNotes
@@ -389,20 +372,20 @@ class Upkeep(msgspec.Struct, eq=False):
     taking: bool = True
     recovered: int = 0
     retaken: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
-    postponed: dict[RequestStream, bool] = {}
+    postponed: dict[RequestStream, bool] = msgspec.field(default_factory=dict)
     # Two reaps at once would count on the same free slots.
     _one: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     # Whether the registry is to be swept as soon as the clock is trusted.
     _sweep_due: bool = False
     # The id of each stream behind which to look next for what its group has passed over.
-    _behind: dict[RequestStream, bytes] = {}
+    _behind: dict[RequestStream, bytes] = msgspec.field(default_factory=dict)
     # What must run alone and found another request here, by stream; others find it only when it was not renewed for two leases.
-    _crossed: dict[RequestStream, tuple[ReapedEntry, Fence]] = {}
+    _crossed: dict[RequestStream, tuple[ReapedEntry, Fence]] = msgspec.field(default_factory=dict)
 
     @property
     def every(self) -> float:
         """The seconds between two turns, at most."""
-        return self.lease / _TURNS_A_LEASE
+        return self.settings.lease / _TURNS_A_LEASE
 
     async def run(self) -> None:
         """Take three turns a lease, until cancelled."""
@@ -556,21 +539,21 @@ class Upkeep(msgspec.Struct, eq=False):
         under = Fence(fence.generation, b"") if own else fence
         if (entry.counted or not under.counter) and not await stream.count(self.link, entry.id, entry.attempt, under):
             return
-        deliveries = self.deliveries(stream, [(entry.id, entry.fields)], fence, entry.attempt)
-        for delivery in deliveries:
+        taken = self.deliveries(stream, [(entry.id, entry.fields)], fence, entry.attempt)
+        for delivery in taken:
             delivery.recovered = True
             if entry.counted and not own and not entry.owner.startswith(b"~"):
                 self._note_lost(delivery, entry.owner)
-        self.recovered += len(deliveries)
-        telemetry.count("toolbus.reclaimed", len(deliveries), messaging__destination__name=stream.service)
+        self.recovered += len(taken)
+        telemetry.count("toolbus.reclaimed", len(taken), messaging__destination__name=stream.service)
         # A call that kills its workers would go on killing them after its caller has died.
-        deliveries = await self.abandoned.without(deliveries)
+        taken = await self.abandoned.without(taken)
         if stream.sticky:
-            deliveries = await self.ownership.settle(deliveries)
-        for delivery in deliveries if entry.note else ():
+            taken = await self.ownership.settle(taken)
+        for delivery in taken if entry.note else ():
             self.notes.apply(delivery, entry.note)
         # They may have been lost again meanwhile.
-        self.listener.on_recovered([delivery for delivery in deliveries if delivery.is_held])
+        self.listener.on_recovered([delivery for delivery in taken if delivery.is_held])
         await asyncio.sleep(0)
 
     def _note_lost(self, delivery: Delivery, owner: bytes) -> None:

@@ -10,8 +10,7 @@ import contextlib
 import random
 import socket
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,8 +19,8 @@ import redis
 from toolbus.bus import telemetry
 from toolbus.bus.broker.registry.registry import TTL
 from toolbus.bus.broker.server import scripts
-from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.scripts import Script
+from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, common_fence, entries_of
 from toolbus.bus.broker.transport.connection import Connector, explain
 from toolbus.bus.broker.transport.links import replica_by
@@ -60,29 +59,22 @@ def until_next_beat(asked: float, now: float, lease: float) -> float:
     return max(0.0, asked + lease / 3 - now)
 
 
-class LeaseThread(msgspec.Struct, eq=False):
-    """Beats for a process's instances and renews what they hold, three times a lease.
+class LeaseThread(WorkerStep, eq=False):
+    """Beats for a process's instances and renews what they hold, three times a lease, over a connection of its own.
+
+    Beats that fail again and again for another reason than the server end the worker.
 
     Args:
-        streams: the request streams by service, read afresh at each beat.
         report: called in the event loop with each ``Beat``, and with None when one failed.
-        on_failed: called in the event loop when beats fail again and again for another reason than the server.
         demoted: called in the event loop when the server is a replica now.
-        monotonic: the local clock, in seconds.
 
     Attributes:
         failure: why the last beat failed; empty when it did not.
     """
 
     connector: Connector
-    keys: Keys
-    instance: str
-    lease: float
-    streams: Mapping[str, RequestStream]
     report: Callable[[Beat | None], None]
-    on_failed: Callable[[ToolbusError], None]
     demoted: Callable[[], None]
-    monotonic: Callable[[], float] = time.monotonic
     _bugs: int = 0
     failure: str = ""
     _client: redis.Redis | None = None
@@ -125,12 +117,12 @@ class LeaseThread(msgspec.Struct, eq=False):
         except BaseException as error:  # noqa: BLE001 - nobody else would hear of it, and the worker would be taken for dead
             with contextlib.suppress(Exception):
                 telemetry.log.error("task.given_up", task="leases", failures=1, exc_info=error)
-            self._call(self.on_failed, ToolbusError(f"the lease thread ended with {described(error)}"))
+            self._call(self.listener.on_failed, ToolbusError(f"the lease thread ended with {described(error)}"))
         finally:
             self._disconnect()
 
     def _go_on_beating(self) -> None:
-        pause = self.lease / 3
+        pause = self.settings.lease / 3
         while not self._stop:
             self._wake.wait(pause * random.uniform(0.9, 1.0))  # noqa: S311 - jitter
             self._wake.clear()
@@ -152,17 +144,17 @@ class LeaseThread(msgspec.Struct, eq=False):
                 if isinstance(error, redis.exceptions.ReadOnlyError):
                     self._call(self.demoted)
                 # The next try must come well before the lease ends.
-                pause = min(0.5, self.lease / 10)
+                pause = min(0.5, self.settings.lease / 10)
             else:
                 self._bugs, self.failure = 0, ""
                 self._tell(beat)
-                pause = until_next_beat(beat.asked, self.monotonic(), self.lease)
+                pause = until_next_beat(beat.asked, self.clock.monotonic(), self.settings.lease)
 
     def _connected(self) -> redis.Redis:
         if self._client is None:
             self._stale.clear()
             # A beat that hangs for longer than this loses the lease all the same.
-            self._client = self.connector.sync_client(max(0.5, min(_READ_TIMEOUT, self.lease / 2)))
+            self._client = self.connector.sync_client(max(0.5, min(_READ_TIMEOUT, self.settings.lease / 2)))
         return self._client
 
     def _disconnect(self) -> None:
@@ -178,15 +170,15 @@ class LeaseThread(msgspec.Struct, eq=False):
         members = [f"{service}/{self.instance}" for service in streams]
         kept = [key for stream in streams.values() for key in (stream.key, stream.fence)]
         keys: list[Any] = [self.keys.live, self.keys.paused, self.keys.pulse, *kept]
-        args: list[Any] = [int(self.lease * 1000), TTL * 1000, *members]
-        asked = self.monotonic()
+        args: list[Any] = [int(self.settings.lease * 1000), TTL * 1000, *members]
+        asked = self.clock.monotonic()
         reply, role = _at_once(client, ("EVALSHA", scripts.BEAT.sha, len(keys), *keys, *args), ("ROLE",))
-        answered = self.monotonic()
+        answered = self.clock.monotonic()
         if replica_by(role):
             raise redis.exceptions.ReadOnlyError("the server is a replica now")
         if isinstance(reply, redis.exceptions.NoScriptError):
             reply = _eval(client, scripts.BEAT, keys, args)
-            answered = self.monotonic()
+            answered = self.clock.monotonic()
         if isinstance(reply, Exception):
             raise reply
         renewed = {service: self._renew(client, stream) for service, stream in streams.items()}
@@ -201,7 +193,7 @@ class LeaseThread(msgspec.Struct, eq=False):
 
     def _renew(self, client: redis.Redis, stream: RequestStream) -> list[Renewal]:
         renewals: list[Renewal] = []
-        held = stream.renewable(self.monotonic())
+        held = stream.renewable(self.clock.monotonic())
         for start in range(0, len(held), _MOST_IDS):
             part = held[start : start + _MOST_IDS]
             args = [stream.consumer, *common_fence(part), *entries_of(part)]
@@ -223,7 +215,7 @@ class LeaseThread(msgspec.Struct, eq=False):
         self._bugs += 1
         if self._bugs == MOST_FAILURES:
             failure = ToolbusError(f"beats failed {self._bugs} times in a row, at last with {described(error)}")
-            self._call(self.on_failed, failure)
+            self._call(self.listener.on_failed, failure)
 
     def _tell(self, beat: Beat | None) -> None:
         self._call(self.report, beat)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -13,11 +13,10 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.bus.broker.registry.registry import RegisterAnswer, Registry
 from toolbus.bus.broker.registry.versions import check_versions, read_version
-from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.reading import integer
+from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.broker.take.requests import RequestStream
 from toolbus.bus.broker.transport.command import ReplyError
-from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.support.display import one_line
 from toolbus.bus.support.waiting import each_of
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor, check_service, check_tool
@@ -218,27 +217,20 @@ class Published(msgspec.Struct):
     told: object = None
 
 
-class WorkerRegistration(msgspec.Struct, eq=False):
+class WorkerRegistration(WorkerStep, eq=False):
     """Keeps a worker's services in the registry until ``unregister``.
 
     Args:
-        streams: the request streams by service.
         on_doubt: called when the registry has lost this worker, which may have lost its sessions, too.
-        on_refused: called when this process may not serve the namespace any more.
         on_listed: called with a service, and why the registry has no lease of this worker for it; empty when it has one.
     """
 
-    link: Link
-    keys: Keys
-    instance: str
     registry: Registry
-    streams: Mapping[str, RequestStream]
     on_doubt: Callable[[], None]
-    on_refused: Callable[[ToolbusError], None]
     on_listed: Callable[[str, str], None]
     active: bool = True
-    _published: dict[str, Published] = {}
-    _missing: dict[str, None] = {}
+    _published: dict[str, Published] = msgspec.field(default_factory=dict)
+    _missing: dict[str, None] = msgspec.field(default_factory=dict)
     _returning: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
     async def register(self, publication: Publication, origin: str = "") -> RegisterAnswer:
@@ -324,7 +316,7 @@ class WorkerRegistration(msgspec.Struct, eq=False):
             return
         except BrokerError as error:
             telemetry.log.error("service.refused", service=", ".join(services), error=str(error))
-            self.on_refused(error)
+            self.listener.on_failed(error)
             return
         for service in services:
             # The stream goes with its last worker, and a read that still waits on it reports a missing group.

@@ -12,11 +12,10 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.held.confirmations import DeadlineNotes
 from toolbus.bus.broker.lease.dead_letters import Burial, FreedKey, bury
 from toolbus.bus.broker.server import scripts
-from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.broker.take.requests import BadEntry, Delivery, Fence, RequestStream, common_fence, entries_of, epoch_of
 from toolbus.bus.broker.take.sessions import Ownership, Snapshots
 from toolbus.bus.broker.transport.command import REFUSES_ALL, Patience, Reply, ReplyError
-from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.opening import Failing
 from toolbus.bus.values.envelope import FRAMES_REFUSED, Frame, encode, join_frames, new_run, share_digest
 from toolbus.bus.values.results import BrokerError, ErrorInfo
@@ -84,70 +83,53 @@ _CONGESTED = 4 * 1024 * 1024
 _AGAIN_FIRST, _AGAIN_MOST = 0.05, 1.0
 
 
-class _Written:
+class _Written(msgspec.Struct):
     """The amount that this worker has written to one caller."""
 
-    __slots__ = ("bytes", "entries", "unmeasured")
+    entries: int = 0
+    bytes: int = 0
+    unmeasured: int = 0
 
-    def __init__(self) -> None:
-        self.entries = self.bytes = self.unmeasured = 0
+
+def _set() -> asyncio.Event:
+    """Return an event that nobody has to wait for yet."""
+    event = asyncio.Event()
+    event.set()
+    return event
 
 
-class Outbox:
+class Outbox(WorkerStep, eq=False):
     """Sends frames and finishes deliveries over one link.
 
     Args:
-        reply_limit, reply_bytes: entries and bytes that a caller may leave unread before its calls end as ``slow_consumer``.
         on_replies_gone: called when a reply stream is gone or over the limit.
-        on_lost: called for a delivery that could not be finished because it belongs to another worker.
         failing: told when calls could not be finished.
         server: the server, as operators know it.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        keys: Keys,
-        *,
-        reply_limit: int,
-        reply_bytes: int,
-        on_replies_gone: Callable[[str, ErrorInfo], None],
-        on_lost: Callable[[Delivery], None],
-        failing: Failing,
-        server: str = "",
-    ) -> None:
-        self._link = link
-        self._server = server
-        # Every script names a key of the namespace, so that a cluster finds its slot.
-        self._route = keys.live
-        self._kept_prefix = keys.call_prefix
-        self._reply_limit = reply_limit
-        self._reply_bytes = reply_bytes
-        self._on_replies_gone = on_replies_gone
-        self._on_lost = on_lost
-        self._failing = failing
-        self._loop = asyncio.get_running_loop()
-        self._frames: dict[RequestStream, Frames] = {}
-        self._finished: dict[RequestStream, Batch] = {}
-        self._packers: list[Callable[[], None]] = []
-        self._operations: list[Callable[[], None]] = []
-        self._then: list[Callable[[], None]] = []
-        self._freed: dict[str, FreedKey] = {}
-        self._written: dict[str, _Written] = {}
-        self._queued_bytes = 0
-        self._room = asyncio.Event()
-        self._room.set()
-        # Scripts of the flush that are not answered, and one for the flush itself while it is made.
-        self._in_flight = 0
-        # True from the moment when a flush is scheduled until it is answered and nothing more waits.
-        self._flushing = False
-        self._patience = Patience(self._loop.time)
-        self._again_in = _AGAIN_FIRST
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self.frames_sent = 0
-        self.calls_finished = 0
-        self.lost = 0
+    on_replies_gone: Callable[[str, ErrorInfo], None]
+    failing: Failing
+    server: str = ""
+    _loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.get_running_loop)
+    _frames: dict[RequestStream, Frames] = msgspec.field(default_factory=dict)
+    _finished: dict[RequestStream, Batch] = msgspec.field(default_factory=dict)
+    _packers: list[Callable[[], None]] = msgspec.field(default_factory=list)
+    _operations: list[Callable[[], None]] = msgspec.field(default_factory=list)
+    _then: list[Callable[[], None]] = msgspec.field(default_factory=list)
+    _freed: dict[str, FreedKey] = msgspec.field(default_factory=dict)
+    _written: dict[str, _Written] = msgspec.field(default_factory=dict)
+    _queued_bytes: int = 0
+    _room: asyncio.Event = msgspec.field(default_factory=_set)
+    # Scripts of the flush that are not answered, and one for the flush itself while it is made.
+    _in_flight: int = 0
+    # True from the moment when a flush is scheduled until it is answered and nothing more waits.
+    _flushing: bool = False
+    _patience: Patience = msgspec.field(default_factory=Patience)
+    _again_in: float = _AGAIN_FIRST
+    _idle: asyncio.Event = msgspec.field(default_factory=_set)
+    frames_sent: int = 0
+    calls_finished: int = 0
+    lost: int = 0
 
     def send(self, delivery: Delivery, frame: bytes) -> None:
         """Queue a frame that is not the last of its run; nobody gets those of a request without a reply stream."""
@@ -210,11 +192,11 @@ class Outbox:
 
     def _flush(self) -> None:
         self._in_flight += 1
-        self._link.gather()
+        self.link.gather()
         try:
             self._send_all()
         finally:
-            self._link.flush()
+            self.link.flush()
         self._answered()
 
     def _send_all(self) -> None:
@@ -250,7 +232,7 @@ class Outbox:
         """Do something again in a moment that the server refused for a reason that passes; False when it is to be given up."""
         if not (isinstance(error, ReplyError) and error.code in REFUSES_ALL):
             return False
-        if not self._patience.holds(self._server, error):
+        if not self._patience.holds(self.server, error):
             return False
         # The flush is not answered before that, so nothing overtakes it.
         self._in_flight += 1
@@ -293,12 +275,13 @@ class Outbox:
                 # A call whose frames were dropped must not go on: its caller would wait for them.
                 error = ErrorInfo("unavailable", FRAMES_REFUSED, f"the server took no more of this call's frames: {reply}")
                 for replies in dict.fromkeys(replies for each in parts for replies, _ in each):
-                    self._on_replies_gone(replies, error)
+                    self.on_replies_gone(replies, error)
                 refused(reply)
             self._answered()
 
         # Written again after a reconnect: the caller drops what it already has by its seq.
-        self._link.run(scripts.SEND, (self._route,), tuple(args), appended, repeatable=True)
+        # It names a key of the namespace, so that a cluster finds its slot.
+        self.link.run(scripts.SEND, (self.keys.live,), tuple(args), appended, repeatable=True)
 
     def _watch(self, replies: str, frames: list[bytes]) -> None:
         # Frames travel in brackets, with commas between them.
@@ -314,24 +297,24 @@ class Outbox:
         if written.entries % _MEASURE_EVERY_ENTRIES == 0 or written.unmeasured > _MEASURE_EVERY_BYTES:
             written.unmeasured = 0
             average = written.bytes / written.entries
-            self._link.send(("XLEN", replies), lambda length: self._measured(replies, length, average), repeatable=True)
+            self.link.send(("XLEN", replies), lambda length: self._measured(replies, length, average), repeatable=True)
 
     def _measured(self, replies: str, length: Reply, average: float) -> None:
-        kept = replies.startswith(self._kept_prefix)
-        most = _MOST_KEPT * self._reply_limit if kept else self._reply_limit
-        if not isinstance(length, int) or (length <= most and length * average <= self._reply_bytes):
+        kept = replies.startswith(self.keys.call_prefix)
+        most = _MOST_KEPT * self.settings.reply_limit if kept else self.settings.reply_limit
+        if not isinstance(length, int) or (length <= most and length * average <= self.settings.reply_bytes):
             return
         size = f"{length} entries of {average:.0f} bytes"
         if kept:
-            self._on_replies_gone(replies, ErrorInfo("tool_error", "output_limit", f"{size} are too much to be kept for later callers"))
+            self.on_replies_gone(replies, ErrorInfo("tool_error", "output_limit", f"{size} are too much to be kept for later callers"))
         else:
-            self._on_replies_gone(
+            self.on_replies_gone(
                 replies, ErrorInfo("slow_consumer", message=f"the caller leaves {size} unread (TOOLBUS_REPLY_LIMIT, _REPLY_BYTES)")
             )
 
     def _gone(self, replies: str) -> None:
         self._written.pop(replies, None)
-        self._on_replies_gone(replies, ErrorInfo("cancelled", message="the calling agent is gone"))
+        self.on_replies_gone(replies, ErrorInfo("cancelled", message="the calling agent is gone"))
 
     def _still_held(self, stream: RequestStream, batch: Batch) -> Batch:
         """Without what was lost meanwhile, which may look like ours again as a later delivery of the same entry."""
@@ -400,7 +383,7 @@ class Outbox:
             self._answered()
 
         # Safe to write again after a reconnect: what was finished is no longer pending.
-        self._link.run(scripts.FINISH, (stream.key, stream.fence), tuple(args), done, repeatable=True)
+        self.link.run(scripts.FINISH, (stream.key, stream.fence), tuple(args), done, repeatable=True)
 
     def _finish_each(self, stream: RequestStream, batch: Batch) -> None:
         """Finish a batch of which not everything may be ours any more, or which frees idempotency keys."""
@@ -437,7 +420,7 @@ class Outbox:
                 self._take_out(stream, batch, reply)
             self._answered()
 
-        self._link.run(scripts.FINISH_EACH, tuple(keys), tuple(args), done, repeatable=True)
+        self.link.run(scripts.FINISH_EACH, tuple(keys), tuple(args), done, repeatable=True)
 
     def _take_out(self, stream: RequestStream, batch: Batch, reply: Reply) -> None:
         if isinstance(reply, BrokerError):
@@ -446,9 +429,9 @@ class Outbox:
                 stream.let_go(delivery)
             telemetry.log.error("finish.refused", service=stream.service, calls=len(batch), error=str(reply))
             if isinstance(reply, ReplyError):
-                self._failing.refused(str(reply))
+                self.failing.refused(str(reply))
             return
-        self._failing.since = None
+        self.failing.since = None
         self._accepted()
         generation, counter, lost, gone, stream.depth = reply
         gone_elsewhere = _within(lost, len(batch))
@@ -464,7 +447,7 @@ class Outbox:
         self.lost += len(gone_elsewhere)
         self.calls_finished += len(batch) - len(gone_elsewhere)
         for index in gone_elsewhere:
-            self._on_lost(batch[index - 1][0])
+            self.listener.on_lost(batch[index - 1][0])
         for key in gone:
             self._gone(key.decode("utf-8", "replace"))
 
@@ -496,7 +479,7 @@ def _bounded(batch: Batch) -> list[Batch]:
     return parts
 
 
-class Endings(msgspec.Struct, eq=False):
+class Endings(WorkerStep, eq=False):
     """Ends deliveries for which a last frame is not enough.
 
     Args:
@@ -506,9 +489,6 @@ class Endings(msgspec.Struct, eq=False):
         malformed: how many requests could not be read.
     """
 
-    link: Link
-    keys: Keys
-    instance: str
     outbox: Outbox
     ownership: Ownership
     snapshots: Snapshots
@@ -516,11 +496,8 @@ class Endings(msgspec.Struct, eq=False):
     start: Callable[[Coroutine[Any, Any, None]], None]
     # Runs that have ended, and whose sessions are asked about, or lose their snapshots.
     _unsettled: int = 0
-    _settled: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    _settled: asyncio.Event = msgspec.field(default_factory=_set)
     malformed: int = 0
-
-    def __post_init__(self) -> None:
-        self._settled.set()
 
     async def settled(self) -> None:
         """Wait until the ends of all ended runs wait for nothing: it is known whose their sessions are, and snapshots are forgotten."""

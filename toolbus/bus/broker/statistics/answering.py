@@ -7,16 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.lease.recover import Upkeep
-from toolbus.bus.broker.protocols import WorkerListener
 from toolbus.bus.broker.server import scripts
-from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.reading import MOST_DOCUMENT
 from toolbus.bus.broker.statistics.answers import InstanceAnswer, ServedService, ToolStatistics
-from toolbus.bus.broker.take.requests import RequestStream
+from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.broker.transport.command import Reply
-from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.telemetry.output import shortened
 from toolbus.bus.values.results import BrokerError
 
@@ -28,20 +24,13 @@ _MOST_TOOLS = 5_000
 _MOST_TROUBLE = 300
 
 
-class Answering(msgspec.Struct, eq=False):
+class Answering(WorkerStep, eq=False):
     """Answers questions for statistics. Nothing is counted or computed here while nobody asks.
 
     Args:
-        streams: the request streams by service, read afresh at each question.
         trouble: returns why nothing can be taken now; empty when that is possible.
     """
 
-    link: Link
-    keys: Keys
-    clock: ServerClock
-    instance: str
-    streams: Mapping[str, RequestStream]
-    listener: WorkerListener
     upkeep: Upkeep
     trouble: Callable[[], str]
     _began: float = 0.0

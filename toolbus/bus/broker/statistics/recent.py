@@ -6,16 +6,15 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import Ending, Outcome
 from toolbus.bus.broker.server import scripts
-from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.reading import document, skipping
+from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.broker.transport.command import REFUSES_ALL, Reply, ReplyError, fields_of
 from toolbus.bus.broker.transport.link import Link
@@ -153,55 +152,30 @@ _MOST_MESSAGE = 400
 _MOST_ARGUMENTS = 2_000
 
 
-class _Stream:
-    """One of the streams, and the records that wait to be appended to it.
-
-    Attributes:
-        most: about so many are kept.
-    """
-
-    def __init__(self, key: str, most: int, most_waiting: int) -> None:
-        self.key = key
-        self.most = most
-        self.waiting: deque[bytes] = deque(maxlen=min(most, most_waiting))
-
-
-class RecentWriter:
+class RecentWriter(WorkerStep, eq=False):
     """Gathers records and appends them in the outbox's next flush.
 
     Args:
-        mode: ``off``, ``on``, or ``arguments`` to keep those of each call, too.
-        history: about how many records are held for who keeps the history; 0 for none.
         before_sending: calls a function when the next flush begins, which is soon.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        keys: Keys,
-        clock: ServerClock,
-        instance: str,
-        mode: Literal["off", "on", "arguments"],
-        history: int,
-        before_sending: Callable[[Callable[[], None]], None],
-    ) -> None:
-        self._link = link
-        self._sample = _Stream(keys.recent, MOST_RECORDS, _MOST_WAITING)
-        self._history = _Stream(keys.ended, history, _MOST_WAITING_OF_HISTORY)
-        self._clock = clock
-        self._instance = instance
-        self._mode = mode
-        self._before_sending = before_sending
-        self._is_due = False
-        self._gathering: asyncio.TimerHandle | None = None
-        self._number, self._since = 0, 0.0
-        self._refused = False
+    before_sending: Callable[[Callable[[], None]], None]
+    _sample: deque[bytes] = msgspec.field(default_factory=lambda: deque(maxlen=_MOST_WAITING))
+    _history: deque[bytes] = msgspec.field(default_factory=deque)
+    _is_due: bool = False
+    _gathering: asyncio.TimerHandle | None = None
+    _number: int = 0
+    _since: float = 0.0
+    _refused: bool = False
+
+    def __post_init__(self) -> None:
+        self._history = deque(maxlen=min(self.settings.history, _MOST_WAITING_OF_HISTORY))
 
     def note(self, delivery: Delivery, ending: Ending, *, sampled: bool, kept: bool, left_out: int) -> None:
         """Tell of an attempt of this worker's that has ended, see ``WorkerBroker.note``."""
-        clock = self._clock
+        clock = self.clock
         record = self._record(delivery, ending.error)
-        record.instance = self._instance
+        record.instance = self.instance
         record.attempt = delivery.attempt
         record.outcome = ending.outcome
         # The server's clock is known to about a millisecond, and nothing is taken before it was queued.
@@ -213,15 +187,16 @@ class RecentWriter:
 
     def lost(self, delivery: Delivery, owner: bytes) -> None:
         """Tell of an attempt of another worker's that this one goes on with."""
-        if self._mode == "off" and not self._history.most:
+        sampled, kept = self.settings.recent != "off", self.settings.history > 0
+        if not (sampled or kept):
             return
         record = self._record(delivery, None)
         record.instance = shortened(owner.decode("utf-8", "replace"), _MOST_NAME)
         record.attempt = max(1, delivery.attempt - 1)
         record.outcome = "lost"
-        record.ended = self._clock.server_ms() / 1000
-        record.by = self._instance
-        self._add(record, sampled=self._mode != "off", kept=self._history.most > 0, left_out=0)
+        record.ended = self.clock.server_ms() / 1000
+        record.by = self.instance
+        self._add(record, sampled=sampled, kept=kept, left_out=0)
 
     def _record(self, delivery: Delivery, error: ErrorInfo | None) -> RecentCall:
         request = delivery.request
@@ -238,9 +213,9 @@ class RecentWriter:
         if error is not None:
             record.error, record.code = error.type, _name(error.code)
             # A refusal of arguments quotes them.
-            if error.type != "invalid_arguments" or self._mode == "arguments":
+            if error.type != "invalid_arguments" or self.settings.recent == "arguments":
                 record.message = shortened(exact_text(error.message), _MOST_MESSAGE)
-        if self._mode == "arguments":
+        if self.settings.recent == "arguments":
             record.arguments = _arguments(request)
         return record
 
@@ -256,10 +231,10 @@ class RecentWriter:
             texts = {name: whole_text(value) for name in record.__struct_fields__ if isinstance(value := getattr(record, name), str)}
             document = msgspec.json.encode(msgspec.structs.replace(record, **texts))
         if sampled:
-            self._sample.waiting.append(document)
+            self._sample.append(document)
             self.flush()
         if kept:
-            self._history.waiting.append(document)
+            self._history.append(document)
             if self._gathering is None:
                 # A command of its own for each would cost more than the records.
                 self._gathering = asyncio.get_running_loop().call_later(_GATHERED, self.flush)
@@ -271,25 +246,24 @@ class RecentWriter:
             self._gathering = None
         if not self._is_due:
             self._is_due = True
-            self._before_sending(self._write)
+            self.before_sending(self._write)
 
     def _write(self) -> None:
         self._is_due = False
-        if not self._link.connected:
+        if not self.link.connected:
             return
-        for stream in (self._sample, self._history):
-            if documents := list(stream.waiting):
-                stream.waiting.clear()
+        for waiting, key, most in ((self._sample, self.keys.recent, MOST_RECORDS), (self._history, self.keys.ended, self.settings.history)):
+            if documents := list(waiting):
+                waiting.clear()
                 words = [word for each in documents for word in (b"c", each)]
-                written = partial(self._written, stream, documents)
-                self._link.run(scripts.APPEND, (stream.key,), (stream.most, _KEPT_MS, 2, *words), written)
+                self.link.run(scripts.APPEND, (key,), (most, _KEPT_MS, 2, *words), partial(self._written, waiting, documents))
 
-    def _written(self, stream: _Stream, documents: list[bytes], reply: Reply) -> None:
+    def _written(self, waiting: deque[bytes], documents: list[bytes], reply: Reply) -> None:
         if isinstance(reply, ReplyError) and reply.code in REFUSES_ALL:
             # Nothing was appended. The oldest make room, which shows in the numbers.
-            kept = [*documents, *stream.waiting]
-            stream.waiting.clear()
-            stream.waiting.extend(kept)
+            kept = [*documents, *waiting]
+            waiting.clear()
+            waiting.extend(kept)
             if self._gathering is None:
                 self._gathering = asyncio.get_running_loop().call_later(_AGAIN, self.flush)
         if not isinstance(reply, BrokerError):

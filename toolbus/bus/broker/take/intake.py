@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
+
+import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.lease.recover import MAY_BE_ABANDONED_MS, AbandonedCalls, Upkeep, hand_back
-from toolbus.bus.broker.protocols import WorkerListener
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.reading import integer
+from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.broker.take.requests import GROUP, BadEntry, Delivery, Fence, RequestStream, epoch_of, log_delivered_again
 from toolbus.bus.broker.take.sessions import Ownership
 from toolbus.bus.broker.transport.command import ReplyError, fields_of
@@ -98,7 +99,7 @@ class Batch(NamedTuple):
     lost: bool = False
 
 
-class Intake:
+class Intake(WorkerStep, eq=False):
     """Reads the request streams of one worker, and keeps no more of them than it can run.
 
     A read that waits always waits for every stream, so that it needs no waking when slots become free. ``COUNT`` is for each stream: with
@@ -106,66 +107,49 @@ class Intake:
     when there was nothing. What comes beyond the slots goes back to the other workers at once.
 
     Args:
-        lease: seconds.
-        streams: the request streams by service, read afresh each time.
         register_again: registers services whose consumer group is missing.
-        monotonic: the local clock, in seconds.
+        failing: told when no requests could be taken.
     """
 
-    def __init__(
-        self,
-        links: Links,
-        streams: Mapping[str, RequestStream],
-        instance: str,
-        lease: float,
-        *,
-        listener: WorkerListener,
-        upkeep: Upkeep,
-        abandoned: AbandonedCalls,
-        ownership: Ownership,
-        register_again: Callable[[list[str]], Awaitable[None]],
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._links = links
-        self._streams = streams
-        self._instance = instance
-        self._listener = listener
-        self._upkeep = upkeep
-        self._abandoned = abandoned
-        self._ownership = ownership
-        self._register_again = register_again
-        self._lease = lease
-        self._monotonic = monotonic
-        self._last_beat = monotonic()
-        self._unbeaten = self._refusal = ""
-        self._at_replica = False
-        self._failing = Failing(lease, "no requests could be taken", listener.on_failed, monotonic)
-        self._interrupted = asyncio.Event()
-        self._reading = False
-        self._reads = 0
-        self._again: asyncio.TimerHandle | None = None
-        # Which of the streams has the first turn, and whether one of them may hold more than was taken of it.
-        self._first = 0
-        self._more = False
-        # How many of them had something at the last read.
-        self._busy = 1
+    links: Links
+    upkeep: Upkeep
+    abandoned: AbandonedCalls
+    ownership: Ownership
+    register_again: Callable[[list[str]], Awaitable[None]]
+    failing: Failing
+    _last_beat: float = 0.0
+    _unbeaten: str = ""
+    _refusal: str = ""
+    _at_replica: bool = False
+    _interrupted: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    _reading: bool = False
+    _reads: int = 0
+    _again: asyncio.TimerHandle | None = None
+    # Which of the streams has the first turn, and whether one of them may hold more than was taken of it.
+    _first: int = 0
+    _more: bool = False
+    # How many of them had something at the last read.
+    _busy: int = 1
+
+    def __post_init__(self) -> None:
+        self._last_beat = self.clock.monotonic()
 
     async def take(self, slots: int) -> list[Delivery]:
         """Wait up to about two seconds for at most ``slots`` deliveries."""
         if self._interrupted.is_set():
             self._interrupted.clear()
             return []
-        if self._upkeep.postponed and self._upkeep.has_postponed:
+        if self.upkeep.postponed and self.upkeep.has_postponed:
             # Requests that it starts take slots, so read nothing with the old number.
-            await self._upkeep.reap_postponed()
+            await self.upkeep.reap_postponed()
             return []
         # As they are known before anything is delivered: a later fence may be the result of losing it again, and a later position may be
         # that of what this read delivers.
         known: dict[RequestStream, tuple[Fence, EntryNumbers]] = {}
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             if not (stream.paused or stream.leaving or stream.unlisted):
                 known[stream] = (stream.fence_known, stream.newest)
-        connected = self._links.blocking.connected
+        connected = self.links.blocking.connected
         # Without a beat for a lease, others take over what this worker has, and would take over at once what it takes now. The lease thread
         # says why.
         if not known or not connected or self._at_replica or self._has_no_lease:
@@ -183,28 +167,28 @@ class Intake:
         if batch.lost or batch.refused:
             await self._restore(batch)
         else:
-            self._failing.since, self._refusal = None, ""
+            self.failing.since, self._refusal = None, ""
         if not taken:
             return []
         # A stream gives its oldest entry first.
         if taken[0].queued_ms > MAY_BE_ABANDONED_MS or (
             len(batch.found) > 1 and any(delivery.queued_ms > MAY_BE_ABANDONED_MS for delivery in taken)
         ):
-            taken = await self._abandoned.without(taken)
+            taken = await self.abandoned.without(taken)
         # A worker that leaves finishes what it was still given.
-        room = self._listener.free_slots() if self._upkeep.taking else slots
+        room = self.listener.free_slots() if self.upkeep.taking else slots
         if len(taken) > room:
             # The oldest ones stay; the others go back before a session is theirs.
             taken.sort(key=lambda delivery: delivery.queued_ms, reverse=True)
-            self._links.start(self._hand_back(taken[room:]))
+            self.links.start(self._hand_back(taken[room:]))
             taken = taken[:room]
         # Last, since what it finds out holds for this moment.
-        return await self._ownership.settle(taken) if self._ownership.serves else taken
+        return await self.ownership.settle(taken) if self.ownership.serves else taken
 
     def beaten(self, asked: float) -> None:
         """Take note of a beat that succeeded, sent at that local monotonic time: the lease runs from then on."""
         if self._unbeaten and self._has_no_lease:
-            self._failing.since = None
+            self.failing.since = None
         self._last_beat, self._unbeaten, self._at_replica = asked, "", False
 
     def demoted(self) -> None:
@@ -227,14 +211,14 @@ class Intake:
     @property
     def _unlisted(self) -> str:
         """Why the registry lists this worker for no service; empty while it lists one, be it paused."""
-        streams = [stream for stream in self._streams.values() if not stream.leaving]
+        streams = [stream for stream in self.streams.values() if not stream.leaving]
         if not streams or not all(stream.unlisted for stream in streams):
             return ""
         return "; ".join(f"{stream.service} is not in the registry: {stream.unlisted}" for stream in streams)
 
     @property
     def _has_no_lease(self) -> bool:
-        return self._monotonic() - self._last_beat > self._lease
+        return self.clock.monotonic() - self._last_beat > self.settings.lease
 
     async def passed(self) -> None:
         """Wait until a read that is under way has ended: it may bring requests of streams that are no longer read."""
@@ -251,7 +235,7 @@ class Intake:
     def abort(self) -> None:
         """Give up the connection of a read that does not end."""
         if self._reading:
-            self._links.blocking.abort()
+            self.links.blocking.abort()
 
     async def pause(self) -> None:
         """Wait a moment, or until ``interrupt``."""
@@ -267,7 +251,7 @@ class Intake:
             if len(streams) > 1 and (self._more or slots < len(streams)):
                 batch = await self._sweep(streams, slots)
                 self._more = bool(batch.found)
-                if batch.found or batch.refused or self._upkeep.has_postponed or self._interrupted.is_set():
+                if batch.found or batch.refused or self.upkeep.has_postponed or self._interrupted.is_set():
                     return batch
             deepest = 0
             by_key: dict[bytes, RequestStream] = {}
@@ -279,8 +263,8 @@ class Intake:
             wanted = min(slots // self._busy, self._part(deepest))
             most = slots * 2 if slots >= _LEAST_PART else slots
             count = max(1, min(wanted, most // len(streams)))
-            command = ("XREADGROUP", "GROUP", GROUP, self._instance, "COUNT", count, "BLOCK", int(BLOCK * 1000), "STREAMS")
-            reply = await self._links.blocking.execute(*command, *by_key, *([">"] * len(streams)))
+            command = ("XREADGROUP", "GROUP", GROUP, self.instance, "COUNT", count, "BLOCK", int(BLOCK * 1000), "STREAMS")
+            reply = await self.links.blocking.execute(*command, *by_key, *([">"] * len(streams)))
         except BrokerUnavailable:
             return Batch([], [], lost=True)
         except ReplyError as error:
@@ -306,8 +290,8 @@ class Intake:
         self._first %= len(streams)
         streams = streams[self._first :] + streams[: self._first]
         most = min(slots, self._part(sum(stream.depth for stream in streams)))
-        last, *results = await self._links.blocking.execute_script(
-            scripts.TAKE, tuple(stream.key for stream in streams), (self._instance, most)
+        last, *results = await self.links.blocking.execute_script(
+            scripts.TAKE, tuple(stream.key for stream in streams), (self.instance, most)
         )
         self._first += last
         batch = Batch([], [])
@@ -321,17 +305,17 @@ class Intake:
     def _part(self, depth: int) -> int:
         """Return how many requests to take at once from streams that hold ``depth``."""
         part = max(_LEAST_PART, min(depth // 2, _MOST_PART))
-        return min(part, _GAINING_PART) if self._ownership.gaining else part
+        return min(part, _GAINING_PART) if self.ownership.gaining else part
 
     async def _hold_off(self, may_read: bool) -> None:
         """Wait a moment before the next try, and take in why nothing can be taken."""
-        if may_read and not self._links.blocking.connected:
+        if may_read and not self.links.blocking.connected:
             self._miss_connection()
         elif not may_read and self._unlisted:
             self._miss(self._unlisted)
         elif not may_read and not self._has_no_lease:
             # All are paused, and nothing else is in the way.
-            self._failing.since = None
+            self.failing.since = None
         await self.pause()
 
     async def _restore(self, batch: Batch) -> None:
@@ -340,16 +324,16 @@ class Intake:
         missing = [stream.service for stream, error in refused if error.startswith("NOGROUP")]
         if batch.lost:
             self._miss_connection()
-        elif not self._upkeep.taking:
+        elif not self.upkeep.taking:
             return
         elif missing:
             telemetry.log.warning("requests.group_missing", error=refused[0][1])
-            again = self._failing.since is not None
+            again = self.failing.since is not None
             self._miss(refused[0][1])
             if again:
                 # The server has refused to make it.
                 await self.pause()
-            await self._register_again(missing)
+            await self.register_again(missing)
         else:
             self._refusal = refused[0][1]
             telemetry.log.error("requests.take_failed", error=self._refusal)
@@ -361,13 +345,13 @@ class Intake:
 
     def _miss(self, why: str) -> None:
         """Take in that nothing can be taken; when the connection for writing is gone as well, the server is, and comes back."""
-        if not self._links.writing.connected:
-            self._failing.since = None
-        elif self._upkeep.taking:
+        if not self.link.connected:
+            self.failing.since = None
+        elif self.upkeep.taking:
             # What callers still wait for may be answered when the server accepts it again.
-            now = self._monotonic()
-            owes = any(each.deadline > now for stream in self._streams.values() for each in stream.held.values())
-            self._failing.refused(why, may_end=not owes)
+            now = self.clock.monotonic()
+            owes = any(each.deadline > now for stream in self.streams.values() for each in stream.held.values())
+            self.failing.refused(why, may_end=not owes)
 
     async def _new(self, stream: RequestStream, entries: Sequence[Any], before: EntryNumbers) -> Sequence[Any]:
         """Return the entries that had not been delivered before.
@@ -375,7 +359,7 @@ class Intake:
         The group was set back. Whoever holds the others renews and finishes them; those that nobody renews are taken over after a lease.
         """
         with contextlib.suppress(BrokerError):
-            generation = await self._links.writing.execute("HGET", stream.fence, "generation", repeatable=True)
+            generation = await self.link.execute("HGET", stream.fence, "generation", repeatable=True)
             if generation != stream.fence_known.generation:
                 # It was made anew, and what was held under it is lost.
                 stream.newest = ()
@@ -387,7 +371,7 @@ class Intake:
 
     async def _hand_back(self, deliveries: list[Delivery]) -> None:
         try:
-            await hand_back(self._links.writing, deliveries)
+            await hand_back(self.link, deliveries)
         except BrokerError as error:
             # Their leases run out, and they are taken over all the same.
             telemetry.log.warning("requests.hand_back_failed", error=str(error))
@@ -395,9 +379,9 @@ class Intake:
     def _unblock(self) -> None:
         if not self._reading:
             return
-        server = self._links.blocking.server
-        if server is not None and self._links.writing.connected:
-            self._links.writing.send(("CLIENT", "UNBLOCK", server.client_id))
+        server = self.links.blocking.server
+        if server is not None and self.link.connected:
+            self.link.send(("CLIENT", "UNBLOCK", server.client_id))
         # It goes over another connection, and may overtake the read that it is to end.
         if self._again is not None:
             self._again.cancel()

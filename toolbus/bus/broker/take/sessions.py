@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, SessionListener, Snapshot, session_of
+from toolbus.bus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, Snapshot, session_of
 from toolbus.bus.broker.server import scripts
-from toolbus.bus.broker.server.keys import Keys, session_digest
+from toolbus.bus.broker.server.keys import session_digest
 from toolbus.bus.broker.server.reading import integer, skip, skipping, text
+from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream
 from toolbus.bus.broker.transport.command import REFUSES_ALL, Reply, ReplyError
-from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.results import BrokerError
 
 _MOST = 256
@@ -51,36 +50,25 @@ another worker may have left a snapshot.
 """
 
 
-class Ownership(msgspec.Struct, eq=False):
+class Ownership(WorkerStep, eq=False):
     """The sessions of one worker's sticky services.
 
     An answer of the server holds as long as no other worker could have taken the session: while our lease has never lapsed since.
-
-    Args:
-        lease: seconds.
-        sessions: hears of sessions that are another worker's now.
-        monotonic: the local clock, in seconds.
 
     Attributes:
         serves: whether there is any service to look after.
         gaining: whether sessions began here among what was taken last: more of them may be on their way.
     """
 
-    link: Link
-    keys: Keys
-    lease: float
-    instance: str
-    sessions: SessionListener
-    monotonic: Callable[[], float] = time.monotonic
     # When the server was last asked about a session and said that it is ours (monotonic).
-    _owned: dict[RequestStream, dict[SessionName, float]] = {}
+    _owned: dict[RequestStream, dict[SessionName, float]] = msgspec.field(default_factory=dict)
     # Of each service, since another one may have been registered later.
-    _leases: dict[RequestStream, tuple[float, float]] = {}
+    _leases: dict[RequestStream, tuple[float, float]] = msgspec.field(default_factory=dict)
     serves: bool = False
     gaining: bool = False
     # Others may take the sessions of one that leaves, although its lease goes on.
     _leaves: bool = False
-    _given_up: list[tuple[tuple[str, str], str]] = []
+    _given_up: list[tuple[tuple[str, str], str]] = msgspec.field(default_factory=list)
 
     def serve(self, stream: RequestStream) -> None:
         """Look after the sessions of a service."""
@@ -107,11 +95,11 @@ class Ownership(msgspec.Struct, eq=False):
                 # For other workers, a worker that is not registered has no sessions.
                 self._leases[stream] = _NO_LEASE
             elif stream.service in services:
-                self._leases[stream] = (asked if answered > until else since, asked + self.lease)
+                self._leases[stream] = (asked if answered > until else since, asked + self.settings.lease)
 
     def doubt(self) -> None:
         """Believe nothing that was said before: the server is another one, was restarted, or lost its keys."""
-        now = self.monotonic()
+        now = self.clock.monotonic()
         for stream, (since, until) in self._leases.items():
             self._leases[stream] = (max(since, now), until)
 
@@ -121,7 +109,7 @@ class Ownership(msgspec.Struct, eq=False):
 
     def _certain(self, stream: RequestStream, asked: float) -> bool:
         since, until = self._leases.get(stream, _NO_LEASE)
-        return asked >= since and self.monotonic() < until
+        return asked >= since and self.clock.monotonic() < until
 
     # -- deliveries -------------------------------------------------------------------------------
 
@@ -161,7 +149,7 @@ class Ownership(msgspec.Struct, eq=False):
         stream, owned, again = delivery.queue, self._owned.get(delivery.queue), False
         while owned is not None and delivery.is_held and not await self._ask(stream, owned, [delivery], again=again):
             again = True
-            if self._leaves or self.monotonic() > max(delivery.deadline, delivery.extended):
+            if self._leaves or self.clock.monotonic() > max(delivery.deadline, delivery.extended):
                 stream.let_go(delivery)
             else:
                 await asyncio.sleep(_AGAIN)
@@ -189,7 +177,7 @@ class Ownership(msgspec.Struct, eq=False):
         That is said in the log, unless they were asked about ``again``.
         """
         pairs = [(each.request.user, each.request.session) for each in deliveries]
-        asked = self.monotonic()
+        asked = self.clock.monotonic()
         try:
             async with asyncio.timeout(_PATIENCE):
                 verdicts = await self._own(stream, pairs, [(each.entry, each.attempt, each.begun) for each in deliveries])
@@ -215,7 +203,7 @@ class Ownership(msgspec.Struct, eq=False):
         for pair, (entry, attempt, begun) in zip(pairs, entries, strict=True):
             args += (index.setdefault(pair, len(index) + _FIRST_OWNER), entry, attempt, int(begun))
         known = stream.fence_known
-        common = (self.instance, stream.service, known.generation, int(self.lease * 1000), int(OWNER_TTL * 1000), stream.wake)
+        common = (self.instance, stream.service, known.generation, int(self.settings.lease * 1000), int(OWNER_TTL * 1000), stream.wake)
         owners = (self._key(stream, pair) for pair in index)
         keys = (stream.key, stream.fence, self.keys.live, self.keys.pulse, self.keys.instances(stream.service), *owners)
         reply = await self.link.execute_script(scripts.OWN, keys, (*common, *args), repeatable=True)
@@ -235,16 +223,16 @@ class Ownership(msgspec.Struct, eq=False):
         new = verdict != b"mine"
         if verdict[:5] == b"heir ":
             # No call that was published until now can know of the state that begins here.
-            self.sessions.inherited(stream.service, *pair, (integer(verdict[5:]), _LAST))
+            self.listener.sessions.inherited(stream.service, *pair, (integer(verdict[5:]), _LAST))
         if new and pair in owned:
             # Another worker may have had it meanwhile, so the state that is here is out of date.
-            self.sessions.moved(stream.service, *pair)
+            self.listener.sessions.moved(stream.service, *pair)
         self.gaining = self.gaining or new
         owned[pair] = asked
 
     def _lose(self, stream: RequestStream, owned: dict[SessionName, float], pair: SessionName) -> None:
         if owned.pop(pair, None) is not None:
-            self.sessions.moved(stream.service, *pair)
+            self.listener.sessions.moved(stream.service, *pair)
 
     # -- upkeep -----------------------------------------------------------------------------------
 
@@ -256,11 +244,11 @@ class Ownership(msgspec.Struct, eq=False):
         Raises:
             BrokerError: the server can't be asked.
         """
-        asked = self.monotonic()
+        asked = self.clock.monotonic()
         for stream, owned in list(self._owned.items()):
             due: list[SessionName] = []
             for pair in [pair for pair, then in owned.items() if asked - then > _KEEP_EVERY]:
-                if self.sessions.is_open(stream.service, *pair):
+                if self.listener.sessions.is_open(stream.service, *pair):
                     due.append(pair)
                 else:
                     del owned[pair]
@@ -319,13 +307,10 @@ SNAPSHOT_TTL = 86_400
 _MOST_WORD = 64
 
 
-class Snapshots:
+class Snapshots(WorkerStep, eq=False):
     """Writes and reads the snapshots of sessions."""
 
-    def __init__(self, link: Link, keys: Keys, ownership: Ownership) -> None:
-        self._link = link
-        self._keys = keys
-        self._ownership = ownership
+    ownership: Ownership
 
     async def save(self, delivery: Delivery, snapshot: Snapshot) -> bool:
         """Keep a snapshot; return False when another worker has the call or its session.
@@ -333,7 +318,7 @@ class Snapshots:
         The answer is waited for. A server that refuses a snapshot for a moment may accept the end of its call that was sent right behind,
         and then nobody may change anything for that call any more.
         """
-        if not await self._ownership.holds(delivery):
+        if not await self.ownership.holds(delivery):
             return False
         args = (*self._caller(delivery), snapshot.state, snapshot.call, snapshot.document, SNAPSHOT_TTL * 1000)
         try:
@@ -353,7 +338,7 @@ class Snapshots:
         pause = _SAVE_FIRST
         while True:
             try:
-                return await self._link.execute_script(scripts.SAVE, self._keys_of(delivery), args, repeatable=True)
+                return await self.link.execute_script(scripts.SAVE, self._keys_of(delivery), args, repeatable=True)
             except ReplyError as error:
                 # Otherwise the end of the call would be taken first, with the first write that the server takes again.
                 if error.code not in _REFUSES_FORGETTING or not delivery.is_held:
@@ -375,7 +360,7 @@ class Snapshots:
             BrokerError: the server can't be asked.
         """
         key = self._snapshot(delivery)
-        found = await self._link.execute_script(scripts.LOAD, (key,), (MOST_SNAPSHOT, _MOST_WORD), repeatable=True)
+        found = await self.link.execute_script(scripts.LOAD, (key,), (MOST_SNAPSHOT, _MOST_WORD), repeatable=True)
         if len(found) == 3:
             state, call, document = found
             with skipping(key):
@@ -391,20 +376,20 @@ class Snapshots:
             BrokerError: the server can't be asked.
         """
         stream = delivery.queue
-        keys = (stream.key, self._keys.order(stream.queue), stream.fence, self._keys.live)
+        keys = (stream.key, self.keys.order(stream.queue), stream.fence, self.keys.live)
         args = (self._digest(delivery), "", "", stream.consumer, stream.service)
-        return bool(await self._link.execute_script(scripts.LINE, keys, args, repeatable=True) != [b""])
+        return bool(await self.link.execute_script(scripts.LINE, keys, args, repeatable=True) != [b""])
 
     def _keys_of(self, delivery: Delivery) -> tuple[str, ...]:
         stream = delivery.queue
-        return stream.key, stream.fence, self._keys.session(stream.queue, self._digest(delivery)), self._snapshot(delivery)
+        return stream.key, stream.fence, self.keys.session(stream.queue, self._digest(delivery)), self._snapshot(delivery)
 
     def _caller(self, delivery: Delivery) -> tuple[Any, ...]:
-        needs = not delivery.request.ordered or self._ownership.doubts(delivery)
+        needs = not delivery.request.ordered or self.ownership.doubts(delivery)
         return delivery.queue.consumer, *delivery.fence, delivery.entry, delivery.attempt, int(needs)
 
     def _snapshot(self, delivery: Delivery) -> str:
-        return self._keys.snapshot(delivery.queue.queue, self._digest(delivery))
+        return self.keys.snapshot(delivery.queue.queue, self._digest(delivery))
 
     def _digest(self, delivery: Delivery) -> str:
         return session_digest(delivery.request.user, delivery.request.session)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.held.confirmations import Confirmations
-from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.lease.recover import Upkeep
-from toolbus.bus.broker.protocols import WorkerListener
 from toolbus.bus.broker.server.reading import document, identifier, integer, skipping
+from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.broker.take.intake import Intake
 from toolbus.bus.broker.take.requests import RequestStream
-from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.results import BrokerError
 
 # As many as a worker remembers.
@@ -24,27 +22,19 @@ _MOST_CANCELLED = 10_000
 _pairs = msgspec.json.Decoder(tuple[str, str])
 
 
-class WakeChannel(msgspec.Struct, eq=False):
+class WakeChannel(WorkerStep, eq=False):
     """Passes cancellations, pauses, hand-backs and the ends of sessions on to whom they concern.
 
     Args:
-        streams: the request streams by service, read afresh at each message.
         repeat: see ``Links.repeat``.
         asked: takes in a question for statistics.
-        everybodys: the channel of all services, on which nothing but questions is followed.
     """
 
-    link: Link
-    clock: ServerClock
-    instance: str
-    streams: Mapping[str, RequestStream]
-    listener: WorkerListener
     confirmations: Confirmations
     upkeep: Upkeep
     intake: Intake
     repeat: Callable[..., None]
     asked: Callable[[str], None]
-    everybodys: str = ""
 
     async def follow(self, stream: RequestStream) -> None:
         """Receive the messages of a stream's service from now on; calls that were cancelled before are passed on first."""
@@ -101,7 +91,8 @@ class WakeChannel(msgspec.Struct, eq=False):
         channel, payload = (each.decode("utf-8", "replace") if isinstance(each, bytes) else "" for each in message[1:])
         word, _, rest = payload.partition(" ")
         with skipping(channel, field=word):
-            if channel != self.everybodys or word == "stats":
+            # On the channel of all services nothing but questions is followed.
+            if channel != self.keys.wake_all or word == "stats":
                 self._dispatch(channel, word, rest)
 
     def _dispatch(self, channel: str, word: str, rest: str) -> None:
