@@ -11,7 +11,7 @@ import redis
 import toolbus.sync
 from toolbus import ConfigurationError, Settings, ToolBus, Worker
 from toolbus.bus.broker.transport.connection import Connector
-from toolbus.bus.broker.transport.discovery import BySentinel, Fixed, InCluster, Node
+from toolbus.bus.broker.transport.discovery import BySentinel, Discovery, InCluster, Node
 from toolbus.bus.values.results import BrokerUnavailable
 from toolbus.bus.values.urls import redact
 
@@ -19,7 +19,7 @@ from toolbus.bus.values.urls import redact
 def test_plain_urls_lead_where_they_say() -> None:
     """Host, port, database and credentials are redis-py's business."""
     found = Connector("redis://user:pw@example.org:7000/3", key="key").discovery
-    assert isinstance(found, Fixed)
+    assert type(found) is Discovery
     assert found.find() is None
     assert {key: found.options[key] for key in ("host", "port", "db", "username", "password")} == {
         "host": "example.org", "port": 7000, "db": 3, "username": "user", "password": "pw",

@@ -19,6 +19,7 @@ from toolbus.bus.broker.lease.recover import Upkeep
 from toolbus.bus.broker.replies.reader import ReplyReader
 from toolbus.bus.broker.server import reading
 from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.take.intake import Intake
 from toolbus.bus.broker.take.requests import GROUP
 from toolbus.bus.telemetry.background import MOST_FAILURES
 from toolbus.bus.telemetry.logger import MOST_LINES
@@ -299,7 +300,7 @@ async def test_a_worker_that_cannot_go_on_leaves(server: str, namespace: str, mo
             raise RuntimeError("a bug")
 
         if broken == "take":
-            monkeypatch.setattr(worker.broker.steps.intake, "take", failing)
+            monkeypatch.setattr(Intake, "take", failing)
         else:
             monkeypatch.setattr(Upkeep, "_reap", failing)
             monkeypatch.setattr("toolbus.bus.broker.lease.recover.random.uniform", lambda *_: 0.01)

@@ -18,6 +18,7 @@ from tests.listening import Listening
 from tests.servers import elapse, eventually, plain_metrics
 from toolbus import BrokerError, ConfigurationError, Settings, ToolBus, Worker, tool
 from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.take.intake import Intake
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError, UnsupportedServer
 from toolbus.edges.gateway.gateway import Gateway
@@ -452,7 +453,7 @@ async def test_a_worker_that_leaves_stays_away(place: Place, monkeypatch: pytest
     client = redis.Redis.from_url(place.settings.url)
     async with place.worker(echo) as worker:
         await eventually(lambda: client.client_list(_type="normal") and any(each["cmd"] == "xreadgroup" for each in client.client_list()))
-        monkeypatch.setattr(worker.broker.steps.intake, "interrupt", lambda: None)
+        monkeypatch.setattr(Intake, "interrupt", lambda _: None)
     left = [key.decode().removeprefix(keys_of(place)) for key in client.scan_iter(keys_of(place) + "*")]
     client.close()
     assert "reg:services" not in left

@@ -134,36 +134,28 @@ class Admin:
         self._settings = settings
         self._keys = Keys(settings.namespace)
         self._connector = Connector.of(settings)
-        self._link = cast("ShortLink", NotOpen())
-        self._registry = cast("Registry", NotOpen())
-        self.dead_letters = cast("DeadLetters", NotOpen())
-        self.tallies = cast("Tallies", NotOpen())
-        self.conversations = cast("Conversations", NotOpen())
-        self.chats = cast("Chats", NotOpen())
-        self.confirmations = cast("Confirmations", NotOpen())
-        self.creations = cast("Creations", NotOpen())
-        self.tokens = cast("Tokens", NotOpen())
-        self.pins = cast("Pins", NotOpen())
-        self.routes = cast("Routes", NotOpen())
-        self.versions = cast("NamespaceVersions", NotOpen())
+        self._use(cast("ShortLink", NotOpen()))
 
     async def __aenter__(self) -> Self:
-        self._link = ShortLink(self._connector)
+        self._use(ShortLink(self._connector))
         await self._link.connect()
-        # No other caller waits for this link, so it can wait for replicas itself.
-        replication = Replication(self._link, self._settings.wait_replicas, self._settings.wait_timeout)
-        self._registry = Registry(self._link, self._keys, self._settings, replication)
-        self.dead_letters = DeadLetters(self._link, self._keys, self._settings)
-        self.tallies = Tallies(self._link, self._keys)
-        self.conversations = Conversations(self._link, self._keys, self._settings)
-        self.chats = Chats(self._link, self._keys, self.conversations)
-        self.confirmations = Confirmations(self._link, self._keys, self._settings.lease)
-        self.creations = Creations(self._link, self._keys, self._settings)
-        self.tokens = Tokens(self._link, self._keys)
-        self.pins = Pins(self._link, self._keys, self._registry)
-        self.routes = Routes(self._link, self._keys)
-        self.versions = NamespaceVersions(self._link, self._keys, self._registry)
         return self
+
+    def _use(self, link: ShortLink) -> None:
+        self._link = link
+        # No other caller waits for this link, so it can wait for replicas itself.
+        replication = Replication(link, self._settings.wait_replicas, self._settings.wait_timeout)
+        self._registry = Registry(link, self._keys, self._settings, replication)
+        self.dead_letters = DeadLetters(link, self._keys, self._settings)
+        self.tallies = Tallies(link, self._keys)
+        self.conversations = Conversations(link, self._keys, self._settings)
+        self.chats = Chats(link, self._keys, self.conversations)
+        self.confirmations = Confirmations(link, self._keys, self._settings.lease)
+        self.creations = Creations(link, self._keys, self._settings)
+        self.tokens = Tokens(link, self._keys)
+        self.pins = Pins(link, self._keys, self._registry)
+        self.routes = Routes(link, self._keys)
+        self.versions = NamespaceVersions(link, self._keys, self._registry)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._link.close()

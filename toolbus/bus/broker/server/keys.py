@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from toolbus.bus.values.canonical import digest
 from toolbus.bus.values.naming import DOCUMENT_KINDS
 
@@ -50,6 +52,67 @@ class Keys:
         self.queue_prefix = f"{self.prefix}q:"
         self.call_prefix = f"{self.prefix}call:"
         self.reply_prefix = f"{self.prefix}rsp:"
+        self._name_families()
+
+    def _name_families(self) -> None:
+        """Make the functions that return the key of one service, agent, call or the like, by its name, id or digest."""
+        # A service's request stream.
+        self.queue = self._of("q")
+        # A stream's fence: group generation, a counter for each consumer that loses entries, the position of reaps.
+        self.fence = self._of("fence")
+        # The calls that were cancelled after a worker had taken them, by deadline.
+        self.cancelled = self._of("cancelled")
+        # The channel on which a service's workers hear of cancellations, pauses, hand-backs and the ends of sessions.
+        self.wake = self._of("wake")
+        # A service's dead letters.
+        self.dead_letters = self._of("dlq")
+        # All replies to one agent process.
+        self.replies = self._of("rsp")
+        # The verdicts of an agent's latest publish flushes.
+        self.flushes = self._of("pub")
+        # The replies to one call that carries an idempotency key; everyone with the key reads them.
+        self.call = self._of("call")
+        # An idempotency key's record: its call, with the callers that wait.
+        self.shared = self._of("key")
+        # A queue's order of sessions: the calls that were published last in each.
+        self.order = self._of("order")
+        # The mark that a ``once`` handler began.
+        self.started = self._of("started")
+        # A request that waits for a confirmation, or its recent answer.
+        self.confirmation = self._of("confirm")
+        # An agent's conversation: its records, and which process continues it.
+        self.conversation = self._of("conv")
+        # A coding agent's task: its spec, state and log.
+        self.creation = self._of("creation")
+        # The results of a session's earlier calls.
+        self.results = self._of("results")
+        # A task's record: where its call is; the digest stands for its user and its id.
+        self.task = self._of("task")
+        # An MCP client's session; the digest stands for its user and its id.
+        self.mcp_session = self._of("mcp")
+        # The list of a user's MCP sessions.
+        self.mcp_sessions = self._of("mcps")
+        # A request in an MCP session that takes long; the digest stands for the session and the request's id.
+        self.mcp_request = self._of("mcpreq")
+        # A host's routes: where each recorded tool runs that it serves.
+        self.routes = self._of("routes")
+        # The host that serves a tool alone.
+        self.single = self._of("single")
+        # The latest output of a recorded tool's programs.
+        self.output = self._of("output")
+        # A rate: how much of it is used.
+        self.rate = self._of("rate")
+        # A quota: how much of it is used in its current period.
+        self.quota = self._of("quota")
+        # One day's usage: the cost of each user's calls of each tool.
+        self.usage = self._of("usage")
+        # The answers to one who asked the workers for statistics.
+        self.answers = self._of("stats")
+        # A service's live instances and the publications they serve.
+        self.instances = self._of("reg:s")
+
+    def _of(self, family: str) -> Callable[[str], str]:
+        return f"{self.prefix}{family}:".__add__
 
     def tables(self) -> tuple[str, ...]:
         """Return the keys of the registry's documents."""
@@ -82,42 +145,6 @@ class Keys:
         """Return the keys of one agent process, and the type of each."""
         return {self.replies(agent): "stream", self.flushes(agent): "hash"}
 
-    def queue(self, name: str) -> str:
-        """Return the key of a service's request stream."""
-        return f"{self.queue_prefix}{name}"
-
-    def fence(self, name: str) -> str:
-        """Return the key of a stream's fence: group generation, a counter for each consumer that loses entries, the position of reaps."""
-        return f"{self.prefix}fence:{name}"
-
-    def cancelled(self, name: str) -> str:
-        """Return the key of the calls that were cancelled after a worker had taken them, by deadline."""
-        return f"{self.prefix}cancelled:{name}"
-
-    def wake(self, name: str) -> str:
-        """Return the channel on which a service's workers hear of cancellations, pauses, hand-backs and the ends of sessions."""
-        return f"{self.prefix}wake:{name}"
-
-    def dead_letters(self, name: str) -> str:
-        """Return the key of a service's dead letters."""
-        return f"{self.prefix}dlq:{name}"
-
-    def replies(self, agent: str) -> str:
-        """Return the key of all replies to one agent process."""
-        return f"{self.reply_prefix}{agent}"
-
-    def flushes(self, agent: str) -> str:
-        """Return the key of the verdicts of an agent's latest publish flushes."""
-        return f"{self.prefix}pub:{agent}"
-
-    def call(self, call: str) -> str:
-        """Return the key of the replies to one call that carries an idempotency key; everyone with the key reads them."""
-        return f"{self.call_prefix}{call}"
-
-    def shared(self, digest: str) -> str:
-        """Return the key of an idempotency key's record: its call, with the callers that wait."""
-        return f"{self.prefix}key:{digest}"
-
     def session(self, queue: str, digest: str) -> str:
         """Return the key of a session's owner, for a service whose calls of one session go to one worker."""
         return f"{self.prefix}sess:{queue}:{digest}"
@@ -126,78 +153,6 @@ class Keys:
         """Return the key of the snapshot of a session's state."""
         return f"{self.prefix}snap:{queue}:{digest}"
 
-    def order(self, queue: str) -> str:
-        """Return the key of a queue's order of sessions: the calls that were published last in each."""
-        return f"{self.prefix}order:{queue}"
-
-    def started(self, call: str) -> str:
-        """Return the key of the mark that a ``once`` handler began."""
-        return f"{self.prefix}started:{call}"
-
-    def confirmation(self, id: str) -> str:
-        """Return the key of a request that waits for a confirmation, or of its recent answer."""
-        return f"{self.prefix}confirm:{id}"
-
-    def conversation(self, digest: str) -> str:
-        """Return the key of an agent's conversation: its records, and which process continues it."""
-        return f"{self.prefix}conv:{digest}"
-
-    def creation(self, id: str) -> str:
-        """Return the key of a coding agent's task: its spec, state and log."""
-        return f"{self.prefix}creation:{id}"
-
-    def results(self, digest: str) -> str:
-        """Return the key of the results of a session's earlier calls."""
-        return f"{self.prefix}results:{digest}"
-
-    def task(self, digest: str) -> str:
-        """Return the key of a task's record: where its call is; the digest stands for its user and its id."""
-        return f"{self.prefix}task:{digest}"
-
-    def mcp_session(self, digest: str) -> str:
-        """Return the key of an MCP client's session; the digest stands for its user and its id."""
-        return f"{self.prefix}mcp:{digest}"
-
-    def mcp_sessions(self, digest: str) -> str:
-        """Return the key of the list of a user's MCP sessions."""
-        return f"{self.prefix}mcps:{digest}"
-
-    def mcp_request(self, digest: str) -> str:
-        """Return the key of a request in an MCP session that takes long; the digest stands for the session and the request's id."""
-        return f"{self.prefix}mcpreq:{digest}"
-
     def pause(self, queue: str, entry: str) -> str:
         """Return the key of the note of a request's later deadline, whose handler has waited for a confirmation."""
         return f"{self.prefix}pause:{queue}:{entry}"
-
-    def routes(self, host: str) -> str:
-        """Return the key of a host's routes: where each recorded tool runs that it serves."""
-        return f"{self.prefix}routes:{host}"
-
-    def single(self, tool: str) -> str:
-        """Return the key of the host that serves a tool alone."""
-        return f"{self.prefix}single:{tool}"
-
-    def output(self, tool: str) -> str:
-        """Return the key of the latest output of a recorded tool's programs."""
-        return f"{self.prefix}output:{tool}"
-
-    def rate(self, digest: str) -> str:
-        """Return the key of a rate: how much of it is used."""
-        return f"{self.prefix}rate:{digest}"
-
-    def quota(self, digest: str) -> str:
-        """Return the key of a quota: how much of it is used in its current period."""
-        return f"{self.prefix}quota:{digest}"
-
-    def usage(self, day: str) -> str:
-        """Return the key of one day's usage: the cost of each user's calls of each tool."""
-        return f"{self.prefix}usage:{day}"
-
-    def answers(self, question: str) -> str:
-        """Return the key of the answers to one who asked the workers for statistics."""
-        return f"{self.prefix}stats:{question}"
-
-    def instances(self, service: str) -> str:
-        """Return the key of a service's live instances and the publications they serve."""
-        return f"{self.prefix}reg:s:{service}"

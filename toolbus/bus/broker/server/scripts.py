@@ -208,43 +208,19 @@ ANYTHING = _form("the command", Any)
 PUSHED = _form("SUBSCRIBE", Literal["its answer is pushed"])
 """The form of what no reply is the answer to."""
 
-COMMANDS: Mapping[str, Form] = MappingProxyType(
-    {
-        name: _form(name, kind)
-        for name, kind in {
-            "CLIENT": int,
-            "CONFIG": dict[bytes, bytes],
-            "DEL": int,
-            "EXISTS": int,
-            "HDEL": int,
-            "GET": bytes | None,
-            "HGET": bytes | None,
-            "HMGET": list[bytes | None],
-            "HSCAN": tuple[bytes, Flat],
-            "HSET": int,
-            "INFO": bytes,
-            "LRANGE": Flat,
-            "PTTL": int,
-            "PUBLISH": int,
-            "ROLE": list,
-            "SCAN": tuple[bytes, Flat],
-            "SET": bytes | None,
-            "SISMEMBER": int,
-            "SREM": int,
-            "TIME": tuple[bytes, bytes],
-            "WAIT": int,
-            "XADD": bytes | None,
-            "XDEL": int,
-            "XLEN": int,
-            "XRANGE": list[tuple[bytes, Flat]],
-            "XREAD": Found,
-            "XREADGROUP": Found,
-            "XREVRANGE": list[tuple[bytes, Flat]],
-            "XTRIM": int,
-            "ZRANGE": Flat,
-            "ZREVRANGE": Flat,
-            "ZSCAN": tuple[bytes, list[bytes | float]],
-        }.items()
-    }
+_ANSWERS: tuple[tuple[Any, str], ...] = (
+    (int, "CLIENT DEL EXISTS HDEL HSET PTTL PUBLISH SISMEMBER SREM WAIT XDEL XLEN XTRIM"),
+    (bytes, "INFO"),
+    (bytes | None, "GET HGET SET XADD"),
+    (list, "ROLE"),
+    (Flat, "LRANGE ZRANGE ZREVRANGE"),
+    (list[bytes | None], "HMGET"),
+    (tuple[bytes, bytes], "TIME"),
+    (dict[bytes, bytes], "CONFIG"),
+    (tuple[bytes, Flat], "HSCAN SCAN"),
+    (tuple[bytes, list[bytes | float]], "ZSCAN"),
+    (list[tuple[bytes, Flat]], "XRANGE XREVRANGE"),
+    (Found, "XREAD XREADGROUP"),
 )
+COMMANDS: Mapping[str, Form] = MappingProxyType({name: _form(name, kind) for kind, names in _ANSWERS for name in names.split()})
 """The form of the answer to each command that goes out alone."""

@@ -14,7 +14,9 @@ from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 import hiredis
+import msgspec
 import redis
+from redis.asyncio.connection import parse_url
 
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
@@ -24,12 +26,10 @@ from toolbus.bus.broker.transport.command import info_fields
 from toolbus.bus.broker.transport.discovery import (
     BySentinel,
     Discovery,
-    Fixed,
     InCluster,
     Node,
     OfProcess,
     PasswordUnread,
-    SingleNode,
     read_password,
     speaks_tls,
 )
@@ -143,17 +143,14 @@ _FAILED = re.compile(r"\[Errno (\d+)\] Connect call failed \([^)]*\)|Connect cal
 _UNKNOWN = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
-class ServerInfo:
+class ServerInfo(msgspec.Struct, eq=False):
     """The server's description of itself when a connection opens; ``node`` is its address, if that was looked for."""
 
-    __slots__ = ("client_id", "name", "node", "run_id", "version")
-
-    def __init__(self, name: str, version: str, run_id: str, client_id: int, node: Node | None = None) -> None:
-        self.name = name
-        self.version = version
-        self.run_id = run_id
-        self.client_id = client_id
-        self.node = node
+    name: str
+    version: str
+    run_id: str
+    client_id: int
+    node: Node | None = None
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
@@ -168,6 +165,10 @@ class Connector:
         password_file: a file that holds the password; read at every connect, so that a rotated one is found.
         files: the certificates, read at every connect as well.
 
+    Attributes:
+        discovery: finds the server.
+        reached: whether a server that may serve us has answered here before.
+
     Raises:
         ConfigurationError: the URL can't be understood.
     """
@@ -181,29 +182,24 @@ class Connector:
         self.display = redact(url)
         self._is_default = url == Settings().url
         self._password_file = password_file
-        self._reached = False
+        self.reached = False
         try:
             check_url(url)
             self._tls = speaks_tls(url)
-            self._discovery = self._discover(url, key, (files or TlsFiles()).options(self._tls))
-            _check(self._discovery.options)
+            self.discovery = self._discover(url, key, (files or TlsFiles()).options(self._tls))
+            _check(self.discovery.options)
         except (ValueError, redis.RedisError) as error:
             raise ConfigurationError(f"the URL {self.display!r} is wrong: {error}") from None
 
     def _discover(self, url: str, key: str, tls: Mapping[str, str]) -> Discovery:
         parts = urlsplit(url)
         if parts.scheme == "memory":
-            return OfProcess()
+            return OfProcess({})
         if parts.scheme.endswith("+sentinel"):
             return BySentinel(parts, tls)
         if parts.scheme.endswith("+cluster"):
             return InCluster(parts, key, self._password, tls)
-        return Fixed(url, tls)
-
-    @property
-    def discovery(self) -> Discovery:
-        """The discovery that finds the server."""
-        return self._discovery
+        return Discovery({**parse_url(url), **tls})
 
     @classmethod
     def of(cls, settings: Settings) -> Connector:
@@ -228,24 +224,22 @@ class Connector:
             BrokerUnavailable: no node could say.
         """
         with self.errors():
-            fixed = isinstance(self._discovery, (Fixed, SingleNode))
-            return self._discovery.find() if fixed else await asyncio.to_thread(self._discovery.find)
+            return await asyncio.to_thread(self.discovery.find) if self.discovery.asks else self.discovery.find()
 
     def at(self, node: Node) -> Connector:
         """Return a connector to one node of the cluster, with the same options."""
         other = copy.copy(self)
         other.display = f"{node.host}:{node.port}"
-        other._discovery = SingleNode(node, self._discovery.options)
+        other.discovery = Discovery(self.discovery.options, node)
         return other
 
     def leave(self) -> None:
         """Tell that no further connection is opened."""
-        if isinstance(self._discovery, OfProcess):
-            self._discovery.left()
+        self.discovery.left()
 
     def redirected(self, node: Node) -> None:
         """Take a server's word that another one serves the namespace now."""
-        self._discovery.redirected(node)
+        self.discovery.redirected(node)
 
     async def _open(self, node: Node | None) -> tuple[Any, ServerInfo]:
         with self.errors():
@@ -260,11 +254,6 @@ class Connector:
                 raise
             server.node = node
             return connection, server
-
-    @property
-    def reached(self) -> bool:
-        """True when a server that may serve us has answered here before."""
-        return self._reached
 
     async def _handshake(self, connection: Any) -> ServerInfo:
         send, read = connection.send_command, connection.read_response
@@ -286,7 +275,7 @@ class Connector:
         return ServerInfo(name, version, fields.get("run_id", ""), integer(await read(), most=2**63))
 
     def _answered(self) -> None:
-        self._reached = True
+        self.reached = True
         Connector._default_reached |= self._is_default
 
     async def _load_scripts(self, connection: Any, server: str) -> None:
@@ -307,10 +296,10 @@ class Connector:
         Raises:
             redis.RedisError: no node could say where the server is.
         """
-        return clients.client(self._options(self._discovery.find()), timeout)
+        return clients.client(self._options(self.discovery.find()), timeout)
 
     def _options(self, node: Node | None) -> dict[str, Any]:
-        options = dict(self._discovery.options)
+        options = dict(self.discovery.options)
         if node is not None:
             options |= node._asdict()
         password = self._password()
@@ -332,7 +321,7 @@ class Connector:
             raise CredentialsRefused(self._refused(str(error))) from None
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             reason = (str(error) or ("Timeout" if isinstance(error, TimeoutError) else type(error).__name__)).rstrip(".")
-            if self._tls and (refusal := unreadable(self._discovery.options) or explain(reason)):
+            if self._tls and (refusal := unreadable(self.discovery.options) or explain(reason)):
                 raise BrokerError(f"{self.display}: {refusal}") from None
             # A name that does not exist is a mistake; everything else may pass.
             kind = BrokerError if _NO_SUCH_NAME in _causes(error) else BrokerUnavailable
@@ -345,7 +334,7 @@ class Connector:
                 raise BrokerError(self._refused(text)) from None
             if text.startswith("BUSY "):
                 # It speaks to us, and says that it does so again when a script has ended.
-                self._reached = True
+                self.reached = True
                 raise BrokerUnavailable(f"{self.display}: {text.rstrip('.')}; waiting for the script to end") from None
             raise BrokerError(f"{self.display}: {text}") from None
         except redis.InvalidResponse as error:
@@ -357,7 +346,7 @@ class Connector:
 
     def _refused(self, text: str) -> str:
         """Return the message about a user or password that is missing or wrong."""
-        if self._discovery.options.get("username") and not self._discovery.options.get("password") and not self._password_file:
+        if self.discovery.options.get("username") and not self.discovery.options.get("password") and not self._password_file:
             return f"{self.display} wants a password, and the URL has a user only; a password alone has a colon before it: {_HOW}"
         if _WANTS_PASSWORD.search(text):
             return f"{self.display} wants a password: {_HOW}"
@@ -368,10 +357,10 @@ class Connector:
         """Return advice about a server that can't be reached."""
         late, cut = reason.startswith("Timeout"), _CUT.search(reason)
         if _WANTS_PASSWORD.search(reason):
-            by_sentinel = isinstance(self._discovery, BySentinel)
+            by_sentinel = isinstance(self.discovery, BySentinel)
             return "the Sentinels want ?sentinel_password=… or ?sentinel_password_file=… in the URL" if by_sentinel else _HOW
         # A server that has answered once speaks the right protocol, and who runs it knows how it is started.
-        if self._reached:
+        if self.reached:
             return "it answered before, so it is tried again"
         if late and not self._tls:
             return "look whether it stands still (`kill -CONT PID` lets it go on) or the network is cut, or correct its URL"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 from weakref import WeakSet
 
@@ -128,12 +128,19 @@ class Node(NamedTuple):
         return cls(host, int(port))
 
 
-class Discovery(Protocol):
-    """Finds the server to connect to, at every connect."""
+class Discovery:
+    """Finds the server to connect to, at every connect: the one that the options name, or the node that is given.
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options with which redis-py connects, but for an address that has to be found."""
+    Attributes:
+        options: with which redis-py connects, but for an address that has to be found.
+        asks: whether finding it may take time.
+    """
+
+    asks = False
+
+    def __init__(self, options: Mapping[str, Any], node: Node | None = None) -> None:
+        self.options = dict(options)
+        self._node = node
 
     def find(self) -> Node | None:
         """Return the server now, or None when ``options`` has its address. Blocks for a bounded time.
@@ -141,34 +148,22 @@ class Discovery(Protocol):
         Raises:
             redis.RedisError: no node could say.
         """
+        return self._node
 
     def redirected(self, node: Node) -> None:
-        """Take a server's word that another one is in charge."""
+        """Take a server's word that another one is in charge; who knows better ignores it."""
+
+    def left(self) -> None:
+        """Take in that no further connection is opened."""
 
 
-class Fixed:
-    """One server, as the URL says."""
-
-    def __init__(self, url: str, tls: Mapping[str, str]) -> None:
-        self.options: dict[str, Any] = {**parse_url(url), **tls}
-
-    def find(self) -> Node | None:
-        """None: the options have the address."""
-        return None
-
-    def redirected(self, node: Node) -> None:
-        """Ignore it: the URL says where to connect."""
-
-
-class OfProcess:
+class OfProcess(Discovery):
     """The embedded server of this process, which starts with the first connection and forgets everything after the last: ``memory://``."""
 
     _server: EmbeddedServer | None = None
     _users: ClassVar[WeakSet[OfProcess]] = WeakSet()
     _lock = threading.Lock()
-
-    def __init__(self) -> None:
-        self.options: dict[str, Any] = {}
+    asks = True
 
     def find(self) -> None:
         """Start the server, or empty it when nobody has used it; then the options have the address.
@@ -191,36 +186,20 @@ class OfProcess:
         """Use the server no more."""
         OfProcess._users.discard(self)
 
-    def redirected(self, node: Node) -> None:
-        """Ignore it: the server of a process has no others."""
 
-
-class SingleNode:
-    """One node of a cluster."""
-
-    def __init__(self, node: Node, options: dict[str, Any]) -> None:
-        self._node = node
-        self.options = options
-
-    def find(self) -> Node:
-        """Return the node."""
-        return self._node
-
-    def redirected(self, node: Node) -> None:
-        """Ignore it: there is one."""
-
-
-class InCluster:
+class InCluster(Discovery):
     """The master of the namespace's slot: ``redis+cluster://[user:password@]host[:port][,host...]``.
 
     Every key of a namespace has the same hash tag, so one node serves all of it.
     """
 
+    asks = True
+
     def __init__(self, parts: SplitResult, key: str, password: Callable[[], str | None], tls: Mapping[str, str]) -> None:
         self._seeds = nodes_of(parts, _CLUSTER_PORT)
         self._known: list[Node] = []
         self._slot = key_slot(key.encode())
-        self.options = {**base_options(parts, "0"), **tls}
+        super().__init__({**base_options(parts, "0"), **tls})
         self._password = password
 
     def find(self) -> Node:
@@ -332,7 +311,7 @@ class SentinelReport(NamedTuple):
     replacing: bool
 
 
-class BySentinel:
+class BySentinel(Discovery):
     """The master of a name, as Sentinels know it: ``redis+sentinel://[user:password@]host[:port][,host...]/<name>[/<db>]``.
 
     Attributes:
@@ -341,13 +320,15 @@ class BySentinel:
         agreed: the report of the majority, in a process that follows the Sentinels and while one agrees.
     """
 
+    asks = True
+
     def __init__(self, parts: SplitResult, tls: Mapping[str, str]) -> None:
         path = [unquote(piece) for piece in parts.path.split("/") if piece]
         if not 1 <= len(path) <= 2:
             raise ValueError("the path of a Sentinel URL is /<master name>[/<db>]")
         self.name = path[0]
         self.nodes = nodes_of(parts, _PORT)
-        self.options = {**base_options(parts, path[1] if len(path) == 2 else "0"), **tls}
+        super().__init__({**base_options(parts, path[1] if len(path) == 2 else "0"), **tls})
         self.agreed: SentinelReport | None = None
         self._password_file = _password_file(parts)
         self._asking = _credentials(parts) | (tls_options(self.options) if _sentinels_speak_tls(parts) else {})
@@ -374,9 +355,6 @@ class BySentinel:
         if agreed_report(reports, self.majority) is not None:
             return 0.0
         return _GRACE if len({report.node for report in reports}) == 1 else TIMEOUT
-
-    def redirected(self, node: Node) -> None:
-        """Ignore it: the Sentinels say it."""
 
     def asking_options(self, node: Node) -> dict[str, Any]:
         """Return the options of a connection to one Sentinel.

@@ -341,7 +341,6 @@ class Replication:
         self._link = link
         self._replicas = replicas
         self._timeout_ms = max(1, int(timeout * 1000))
-        self._loop = asyncio.get_running_loop()
         self._gathering: list[_Written] | None = None
 
     @property
@@ -355,7 +354,7 @@ class Replication:
         Raises:
             BrokerError: it was not answered; it may have been carried out.
         """
-        answer: asyncio.Future[tuple[Reply, bool]] = self._loop.create_future()
+        answer: asyncio.Future[tuple[Reply, bool]] = asyncio.get_running_loop().create_future()
 
         def done(reply: Reply, confirmed: bool) -> None:
             if not answer.done():
@@ -377,7 +376,7 @@ class Replication:
             if isinstance(reply, BrokerError):
                 done(reply, False)
                 return
-            confirmed: _Written = self._loop.create_future()
+            confirmed: _Written = asyncio.get_running_loop().create_future()
             confirmed.add_done_callback(lambda _: done(reply, confirmed.result()))
             # While the answer is taken in, the connection is certainly the one that wrote: WAIT is about what its own connection wrote.
             self._await_replicas(confirmed)
@@ -402,4 +401,4 @@ class Replication:
             self._gathering = None
             self._link.send(("WAIT", self._replicas, self._timeout_ms), done)
 
-        self._loop.call_soon(ask)
+        asyncio.get_running_loop().call_soon(ask)
