@@ -451,7 +451,7 @@ async def test_an_old_server_is_refused_by_its_version() -> None:
 async def test_a_worker_that_leaves_stays_away(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last worker's stream goes with it: a read that still waits on it is refused, and does not register the service again."""
     client = redis.Redis.from_url(place.settings.url)
-    async with place.worker(echo) as worker:
+    async with place.worker(echo):
         await eventually(lambda: client.client_list(_type="normal") and any(each["cmd"] == "xreadgroup" for each in client.client_list()))
         monkeypatch.setattr(Intake, "interrupt", lambda _: None)
     left = [key.decode().removeprefix(keys_of(place)) for key in client.scan_iter(keys_of(place) + "*")]

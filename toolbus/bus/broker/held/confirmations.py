@@ -247,7 +247,9 @@ class DeadlineNotes(WorkerStep, eq=False):
         kept = [keys.started(request.id)]
         if request.shared:
             kept += [keys.call(request.id), keys.shared(share_digest(request))]
-        text = write_note(note, self.clock) + (f" {delivery.excused_attempts}" if delivery.excused_attempts else "")
+        # Milliseconds of the server's clock, 0 for a time that is not set.
+        words = [int((when + self.clock.offset) * 1000) if when else 0 for when in note]
+        text = " ".join(map(str, [*words, *([delivery.excused_attempts] if delivery.excused_attempts else [])]))
         args = (text, left + NOTE_TTL, left + int(self.settings.retention * 1000))
         await self.link.execute_script(scripts.EXTEND, (delivery.queue.pause_key(delivery.entry), *kept), args, repeatable=True)
 
@@ -262,11 +264,6 @@ class DeadlineNotes(WorkerStep, eq=False):
     def drop(self, delivery: Delivery) -> None:
         """Delete the note of a delivery that has ended. Returns at once."""
         self.link.send(("DEL", delivery.queue.pause_key(delivery.entry)), repeatable=True)
-
-
-def write_note(note: Note, clock: ServerClock) -> str:
-    """Return a note as it stands on the server: milliseconds of the server's clock, 0 for a time that is not set."""
-    return " ".join(str(int((when + clock.offset) * 1000) if when else 0) for when in note)
 
 
 def read_note(text: bytes, clock: ServerClock) -> Note:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 import msgspec
+from msgspec.structs import replace
 
-from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape, read_listed
+from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape, Value, read_listed
 from toolbus.bus.broker.protocols import CHAT, ChatWindow, ConversationInfo, Messenger, StoredRecord
 from toolbus.bus.broker.server.keys import Keys, session_digest
 from toolbus.bus.broker.server.reading import MOST_TEXT, document, identifier, integer, skipping, text
@@ -73,13 +72,6 @@ _names = msgspec.json.Decoder(tuple[str, str])
 _SHAPE = Shape("holder", "next", "m:", MOST_RECORDS, timed=True)
 
 
-class _Use(TypedDict):
-    lease: int
-    ttl: int
-    stamps: tuple[str, ...]
-    listings: tuple[Listing, ...]
-
-
 class Conversations:
     """The conversations of a namespace.
 
@@ -96,6 +88,8 @@ class Conversations:
         self._lease_ms = int(self.lease * 1000)
         self._ttl = max(int(settings.conversation_ttl * 1000), 2 * self._lease_ms)
         self.patience = settings.timeout + self.lease
+        listing = Listing(keys.conversations, self._ttl, most=MOST_LISTED)
+        self._use = Change(lease=self._lease_ms, ttl=self._ttl, stamps=("used",), listings=(listing,))
 
     async def newest(self, limit: int) -> list[ConversationInfo]:
         """Return the conversations, those that are used latest first.
@@ -157,14 +151,8 @@ class Conversations:
             BrokerError: the server refuses, as for the other steps.
         """
         ident = _document(name)
-        change = Change(
-            token=token,
-            by="next",
-            expected={"name": ident},
-            begins={"name": ident, "born": token, "first": 0, "next": 0},
-            told=("born",),
-            **self._used(),
-        )
+        begins: dict[str, Value] = {"name": ident, "born": token, "first": 0, "next": 0}
+        change = replace(self._use, token=token, by="next", expected={"name": ident}, begins=begins, told=("born",))
         found = await self._documents.write(self._key(name), _digest(name), change)
         if found.word == "held":
             return Elsewhere(str(found.first), (found.first - found.now) / 1000)
@@ -193,7 +181,7 @@ class Conversations:
 
     async def append(self, name: Name, token: str, number: int, documents: list[bytes], keep: int) -> int | None:
         """Append documents whose first has this number; None when the token does not hold it, else the number of the next record."""
-        change = Change(token=token, records=documents, number=number, keep=keep, **self._used())
+        change = replace(self._use, token=token, records=documents, number=number, keep=keep)
         found = await self._documents.write(self._key(name), _digest(name), change)
         if found.word == "behind":
             return found.next
@@ -217,10 +205,6 @@ class Conversations:
 
     def _key(self, name: Name) -> str:
         return self._keys.conversation(_digest(name))
-
-    def _used(self) -> _Use:
-        listing = Listing(self._keys.conversations, self._ttl, most=MOST_LISTED)
-        return {"lease": self._lease_ms, "ttl": self._ttl, "stamps": ("used",), "listings": (listing,)}
 
     async def _info(self, member: bytes, now: float) -> ConversationInfo | None:
         """Return one of the listed conversations; None when it is gone."""

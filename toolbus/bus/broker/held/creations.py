@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import math
@@ -70,19 +71,13 @@ def ids_of(token: str, *, keyed: bool) -> Iterator[str]:
     """
     for number in itertools.count():
         if number == _MOST_TRIES:
-            raise refused(number)
+            raise _refused(number)
         digits = hashlib.blake2b(f"{token}/{number}".encode(), digest_size=4).hexdigest() if keyed else secrets.token_hex(4)
         yield f"create_{digits}"
 
 
-def refused(count: int) -> ToolError:
-    """Return the error for a submission for which there is no room."""
+def _refused(count: int) -> ToolError:
     return ToolError(f"{count} tasks wait or run and there is room for no more", type="overloaded", code="creations", retryable=True)
-
-
-def refused_key(key: str) -> ConfigurationError:
-    """Return the error for a key that was used for something else."""
-    return ConfigurationError(f"the idempotency key {key!r} was another task's")
 
 
 FIELDS = (
@@ -130,17 +125,6 @@ def creation_of(id: str, values: Sequence[bytes | None]) -> Creation | None:
         spent=Spent(whole("prompt_tokens"), whole("completion_tokens"), whole("price")),
         lines=whole("lines"),
     )
-
-
-def lines_of(creation: Creation, values: Sequence[bytes | None]) -> Creation:
-    """Return a task with the lines of its log; those that can't be read are left out."""
-    found = []
-    for value in values:
-        try:
-            found.append(text(value, most=MOST_LINE))
-        except EnvelopeError:
-            continue
-    return msgspec.structs.replace(creation, log=tuple(found))
 
 
 # A task that nobody begins, and whose record nobody writes to, goes after so many seconds.
@@ -196,12 +180,12 @@ class Creations:
             )
             found = await self._documents.write(self._keys.creation(ident), ident, change)
             if found.word == "full":
-                raise refused(found.first)
+                raise _refused(found.first)
             if found.kept:
                 break
             if found.told[0] == token.encode():
                 if found.told[1:] != [spec.encode(), about.encode()]:
-                    raise refused_key(key)
+                    raise ConfigurationError(f"the idempotency key {key!r} was another task's")
                 break
         # It may have been deleted by now; it was queued all the same.
         return await self.get(ident) or Creation(id=ident, status="queued", spec=spec, by=by, about=about)
@@ -218,8 +202,12 @@ class Creations:
         if found is None or not found.lines:
             return found
         names = [f"l:{number}" for number in range(max(0, found.lines - MOST_LINES), found.lines)]
-        said = await self._link.execute("HMGET", self._keys.creation(id), *names, repeatable=True)
-        return lines_of(found, said)
+        log = list[str]()
+        for line in await self._link.execute("HMGET", self._keys.creation(id), *names, repeatable=True):
+            # One that can't be read is left out.
+            with contextlib.suppress(EnvelopeError):
+                log.append(text(line, most=MOST_LINE))
+        return msgspec.structs.replace(found, log=tuple(log))
 
     async def overview(self, recent: int = 20) -> CreationOverview:
         """Return the tasks that wait or run, and so many that have ended.
@@ -392,8 +380,7 @@ class Creations:
         )
         if not (await self._documents.write(key, id, change)).kept:
             return None
-        taken = await self._read(id)
-        return None if taken is None else ClaimedCreation(taken, token)
+        return None if (taken := await self._read(id)) is None else ClaimedCreation(taken, token)
 
     async def _candidates(self) -> list[bytes]:
         """Return the tasks that a process may run now: those whose process may have died, and then the oldest queued ones."""

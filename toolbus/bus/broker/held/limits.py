@@ -51,7 +51,9 @@ class Tallies:
         """Add a call to today's usage; what is counted in one tick goes as one command."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._send)
-        add_to(self._waiting.setdefault(pair_of(user, tool), [0, 0, 0, 0]), ms, size, failed=failed)
+        counts = self._waiting.setdefault(msgspec.json.encode((user, tool)).decode(), [0, 0, 0, 0])
+        for index, amount in enumerate((1, failed, round(ms), size)):
+            counts[index] += amount
 
     async def usage(self, days: int = 1) -> list[Usage]:
         """Return the usage of the last days (UTC, today is the first), by user and tool.
@@ -70,7 +72,11 @@ class Tallies:
                 with skipping(self._keys.usage(day), field=field):
                     amount = integer(value)
                     found.setdefault(f"[{pair}", [0, 0, 0, 0])[_COUNTS.index(name)] += amount
-        return rows(found)
+        rows: list[Usage] = []
+        for pair, counts in found.items():
+            with skipping("usage", field=pair):
+                rows.append(Usage(*document(pair, _pairs), *counts))
+        return sorted(rows, key=lambda row: (row.user, row.tool))
 
     async def _count(self, kind: str, key: str, limit: int, period: float) -> float:
         wait = await self._link.execute_script(scripts.COUNT_USES, (key,), (kind, limit, math.ceil(period * 1000)), repeatable=True)
@@ -85,29 +91,6 @@ class Tallies:
 
 _pairs = msgspec.json.Decoder(tuple[str, str])
 _COUNTS = ("calls", "errors", "ms", "bytes")
-
-
-def add_to(counts: list[int], ms: float, size: int, *, failed: bool) -> None:
-    """Add one call to its pair's calls, errors, milliseconds and bytes."""
-    counts[0] += 1
-    counts[1] += failed
-    counts[2] += round(ms)
-    counts[3] += size
-
-
-def rows(found: dict[str, list[int]]) -> list[Usage]:
-    """Totals by user and tool, sorted."""
-    made: list[Usage] = []
-    for pair, counts in found.items():
-        with skipping("usage", field=pair):
-            user, tool = document(pair, _pairs)
-            made.append(Usage(user, tool, *counts))
-    return sorted(made, key=lambda row: (row.user, row.tool))
-
-
-def pair_of(user: str, tool: str) -> str:
-    """Return a user and a tool as one name."""
-    return msgspec.json.encode((user, tool)).decode()
 
 
 def _digest(name: str) -> str:

@@ -8,11 +8,11 @@ import msgspec
 
 from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape
 from toolbus.bus.broker.server.keys import Keys, session_digest
-from toolbus.bus.broker.server.reading import MOST_DOCUMENT, document, skip, text
+from toolbus.bus.broker.server.reading import MOST_DOCUMENT, document, skip, skipping, text
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.envelope import Request, encode, share_digest
-from toolbus.bus.values.results import BrokerError, EnvelopeError
+from toolbus.bus.values.results import BrokerError
 from toolbus.bus.values.settings import Settings
 
 SESSION_TTL = 1_800.0
@@ -102,12 +102,10 @@ class McpSessions:
     async def find(self, digest: str) -> McpSession | None:
         """Return a session, or None."""
         key = self._keys.mcp_session(digest)
-        try:
-            (said,) = await self._link.execute("HMGET", key, "session", repeatable=True)
+        (said,) = await self._fields(key, "session")
+        with skipping(key):
             return None if said is None else document(said, _sessions)
-        except (EnvelopeError, ReplyError) as error:
-            skip(key, str(error))
-            return None
+        return None
 
     async def use(self, user: str, digest: str) -> None:
         """Keep a session for its whole time from now on."""
@@ -158,27 +156,18 @@ class McpSessions:
 
     async def is_cancelled(self, digest: str) -> bool:
         """Return whether a request was cancelled."""
-        key = self._keys.mcp_request(digest)
-        try:
-            (said,) = await self._link.execute("HMGET", key, "cancelled", repeatable=True)
-        except ReplyError as error:
-            skip(key, str(error))
-            return False
-        return said is not None
+        return await self._fields(self._keys.mcp_request(digest), "cancelled") != [None]
 
     async def request(self, digest: str) -> KeptRequest | None:
         """Return a request, or None when it is not kept."""
         key = self._keys.mcp_request(digest)
-        try:
-            names = ("request", "question", "allowed", "cancelled", "answer")
-            said, question, allowed, cancelled, answer = await self._link.execute("HMGET", key, *names, repeatable=True)
-            if said is None and cancelled is None:
-                return None
+        said, question, allowed, cancelled, answer = await self._fields(key, "request", "question", "allowed", "cancelled", "answer")
+        if said is None and cancelled is None:
+            return None
+        with skipping(key):
             request = None if said is None else document(said, _requests, most=self._most)
             return KeptRequest(request, text(question or b""), allowed == b"1", cancelled is not None, answer or b"")
-        except (EnvelopeError, ReplyError) as error:
-            skip(key, str(error))
-            return None
+        return None
 
     def release(self, user: str, key: str) -> None:
         """Let another call of a user have the idempotency key of one whose caller has its answer. Returns at once."""
@@ -186,6 +175,15 @@ class McpSessions:
         self._link.send(("DEL", self._keys.shared(share_digest(request))))
 
     # -- inside -----------------------------------------------------------------------------------
+
+    async def _fields(self, key: str, *names: str) -> list[bytes | None]:
+        """Return these fields of a session or request; none of them where something else stands."""
+        try:
+            found: list[bytes | None] = await self._link.execute("HMGET", key, *names, repeatable=True)
+        except ReplyError as error:
+            skip(key, str(error))
+            return [None] * len(names)
+        return found
 
     def _used(self, user: str) -> dict[str, Any]:
         ttl = int(SESSION_TTL * 1000)

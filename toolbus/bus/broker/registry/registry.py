@@ -50,27 +50,6 @@ def registration_refused(owner: str, names: Mapping[str, str], waits: Mapping[st
     return RegistrationRefused(f"not registered as {owner!r}: {listed}. {' '.join(ways)}", dict(names))
 
 
-def item_refused(key: str, owner: str, *, owned: bool, cooldown: float, record: str = "") -> RegistrationRefused:
-    """Return the error for a static document.
-
-    Args:
-        key: the document's key.
-        owner: who has its name.
-        owned: whether it was to be an owner's.
-        cooldown: seconds that a name stays its owner's after its service is gone.
-        record: where the server says so.
-    """
-    said = f" (record {record})" if record else ""
-    if owned:
-        message = f"{key} belongs to {owner!r}{said}; choose another name, or remove it with `toolbus operate items rm {key}`"
-    else:
-        message = (
-            f"{key} is published by {owner!r}{said}; choose another name, or stop that service first: its names are free "
-            f"{cooldown:g} s later, or at once after `toolbus operate items rm --force {key}`"
-        )
-    return RegistrationRefused(message, {key: owner})
-
-
 def _operators(names: Mapping[str, str]) -> list[str]:
     removing = [f"`toolbus operate items rm {name}`" for name, holder in names.items() if holder == OPERATOR]
     return [f"An operator put it there: {removing[0]} removes it."] if removing else []
@@ -352,8 +331,16 @@ class Registry:
         return found
 
     def _item_refused(self, key: str, holder: bytes, *, owned: bool) -> RegistrationRefused:
-        record = f"{_field(key)!r} of {self._keys.names}"
-        return item_refused(key, shown(holder), owned=owned, cooldown=self._settings.cooldown, record=record)
+        """Return the error for a static document, whose name a service has, or, where it was to be ``owned``, somebody else."""
+        owner, record = shown(holder), f"(record {_field(key)!r} of {self._keys.names})"
+        if owned:
+            message = f"{key} belongs to {owner!r} {record}; choose another name, or remove it with `toolbus operate items rm {key}`"
+        else:
+            message = (
+                f"{key} is published by {owner!r} {record}; choose another name, or stop that service first: its names are free "
+                f"{self._settings.cooldown:g} s later, or at once after `toolbus operate items rm --force {key}`"
+            )
+        return RegistrationRefused(message, {key: owner})
 
     async def _change(
         self, documents: Sequence[tuple[str, str, bytes | str, bytes | str]], owner: str = "", holders: Iterable[bytes] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ from toolbus.bus.broker.transport.command import REFUSES_ALL, Patience, Reply, R
 from toolbus.bus.broker.transport.opening import Failing
 from toolbus.bus.values.envelope import FRAMES_REFUSED, Frame, encode, join_frames, new_run, share_digest
 from toolbus.bus.values.results import BrokerError, ErrorInfo
+
+T = TypeVar("T")
 
 # A script of 256 x 64 KB would block the server for 150 ms.
 MOST_IDS = 256
@@ -52,22 +54,23 @@ def sendable(frames: Part) -> list[Part]:
             parts[-1].append((replies, waiting))
             room -= size
             continue
-        for packed in _packed(waiting):
+        for packed in _parts(waiting, len, len(waiting)):
             parts.append([(replies, packed)])
             room = MOST_BYTES - sum(map(len, packed))
     return parts
 
 
-def _packed(frames: list[bytes]) -> list[list[bytes]]:
-    entries: list[list[bytes]] = [[]]
+def _parts(items: list[T], size_of: Callable[[T], int], most: int) -> list[list[T]]:
+    """Return items in parts of so many at most, which one script may carry; one that is too large by itself is a part of its own."""
+    parts: list[list[T]] = [[]]
     size = 0
-    for frame in frames:
-        if size + len(frame) > MOST_BYTES and entries[-1]:
-            entries.append([])
+    for item in items:
+        if parts[-1] and (len(parts[-1]) == most or size + size_of(item) > MOST_BYTES):
+            parts.append([])
             size = 0
-        entries[-1].append(frame)
-        size += len(frame)
-    return entries
+        parts[-1].append(item)
+        size += size_of(item)
+    return parts
 
 
 _NO_FENCE = Fence(b"", b"")
@@ -332,7 +335,7 @@ class Outbox(WorkerStep, eq=False):
         if not frames and len(batch) == 1:
             self._finish(stream, frames, batch)
             return
-        parts = _bounded(batch)
+        parts = _parts(batch, lambda item: len(item[1]), MOST_IDS)
         if not frames or (len(parts) == 1 and size_of(frames) + sum([len(frame) for _, frame in batch]) <= MOST_BYTES):
             # Parts are of different calls, so they may overtake each other.
             for part in parts:
@@ -463,20 +466,6 @@ def _nothing() -> None:
 
 def _not_finished(error: BrokerError) -> None:
     """Go on with nothing: no end waits for these frames."""
-
-
-def _bounded(batch: Batch) -> list[Batch]:
-    if len(batch) <= MOST_IDS and sum([len(frame) for _, frame in batch]) <= MOST_BYTES:
-        return [batch]
-    parts: list[Batch] = [[]]
-    size = 0
-    for item in batch:
-        if parts[-1] and (len(parts[-1]) == MOST_IDS or size + len(item[1]) > MOST_BYTES):
-            parts.append([])
-            size = 0
-        parts[-1].append(item)
-        size += len(item[1])
-    return parts
 
 
 class Endings(WorkerStep, eq=False):

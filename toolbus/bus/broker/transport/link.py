@@ -52,10 +52,7 @@ class RedirectConnection(Wire):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give back what may be repeated; the rest is told."""
-        self._transport = None
-        self.connected = False
-        written = list(self._unanswered)
-        self._unanswered.clear()
+        written = self._take_back()
         self._answer_lost([command for command in written if not command.repeatable], "the connection was lost")
         self._give_back([*(command._replace(lost=True) for command in written if command.repeatable), *self._unsent])
         self._unsent.clear()
@@ -298,12 +295,9 @@ class Link(Wire):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Keep what may be repeated for the next connection; the rest is told."""
-        self._transport = None
-        self.connected = False
+        written = self._take_back()
         self._disconnected.set()
         self._paused = False
-        written = list(self._unanswered)
-        self._unanswered.clear()
         self._unanswered.extend(command._replace(lost=True) for command in written if command.repeatable and not self._closing)
         self._lost.set()
         if not self._closing:

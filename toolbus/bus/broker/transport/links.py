@@ -11,7 +11,7 @@ from typing import Any
 from toolbus.bus import telemetry
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.server.reading import integer
-from toolbus.bus.broker.server.scripts import Form, Script
+from toolbus.bus.broker.server.scripts import Script
 from toolbus.bus.broker.transport.command import (
     ELSEWHERE,
     Command,
@@ -238,16 +238,7 @@ class ShortLink(Link):
 
     _refusal = ""
 
-    def send(
-        self,
-        args: tuple[Any, ...],
-        on_reply: OnReply = unheard,
-        *,
-        repeatable: bool = False,
-        same_server: bool = False,
-        form: Form | None = None,
-        renew: Callable[[], tuple[Any, ...]] | None = None,
-    ) -> None:
+    def send(self, args: tuple[Any, ...], on_reply: OnReply = unheard, **options: Any) -> None:
         """Queue a command, whose answer must come in time."""
         late = self._loop.call_later(_ANSWER, self._give_up_late)
 
@@ -255,7 +246,7 @@ class ShortLink(Link):
             late.cancel()
             on_reply(reply)
 
-        super().send(args, answered, repeatable=repeatable, same_server=same_server, form=form, renew=renew)
+        super().send(args, answered, **options)
 
     async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
         """Send a command and wait for its answer; its first argument is its key, if it has any."""

@@ -76,11 +76,8 @@ class Observer(Wire):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell who waits."""
-        self._transport = None
-        self.connected = False
         self._closing = True
-        lost = [*self._unanswered, *self._unsent]
-        self._unanswered.clear()
+        lost = [*self._take_back(), *self._unsent]
         self._unsent.clear()
         self._answer_lost(lost, str(exc or "closed by the server"))
         self._events.set()

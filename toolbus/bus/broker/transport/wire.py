@@ -290,6 +290,13 @@ class Wire(asyncio.Protocol):
         if early:
             self.data_received(bytes(early))
 
+    def _take_back(self) -> list[Command]:
+        """Return what was written over a connection that is gone, and was not answered."""
+        self._transport, self.connected = None, False
+        written = list(self._unanswered)
+        self._unanswered.clear()
+        return written
+
     def _put_in(self, *commands: Command) -> None:
         if self._closing:
             self._answer_lost(list(commands), "the connection was closed")
