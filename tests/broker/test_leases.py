@@ -36,7 +36,7 @@ async def test_a_beat_from_before_a_pause_does_not_lift_it(
     """An answer that is late says what was true when it was asked for; the pause is known by then."""
     caplog.set_level(logging.INFO, "toolbus")
     held, let_go, told = threading.Event(), threading.Event(), threading.Event()
-    beat, tell, register = LeaseThread._beat, LeaseThread._tell, Registry.register
+    beat, tell, register = LeaseThread._beat, LeaseThread._call, Registry.register
 
     def late(self: LeaseThread, client: object) -> Beat:
         answer = beat(self, client)  # type: ignore[arg-type]
@@ -44,8 +44,8 @@ async def test_a_beat_from_before_a_pause_does_not_lift_it(
         assert let_go.wait(10.0)
         return answer
 
-    def telling(self: LeaseThread, answer: Beat | None) -> None:
-        tell(self, answer)
+    def telling(self: LeaseThread, *said: Any) -> None:
+        tell(self, *said)
         self._loop.call_soon_threadsafe(told.set)
 
     async def registering(self: Registry, *args: Any) -> Any:
@@ -55,7 +55,7 @@ async def test_a_beat_from_before_a_pause_does_not_lift_it(
 
     monkeypatch.setattr(Registry, "register", registering)
     monkeypatch.setattr(LeaseThread, "_beat", late)
-    monkeypatch.setattr(LeaseThread, "_tell", telling)
+    monkeypatch.setattr(LeaseThread, "_call", telling)
     async with Admin(place.settings) as admin:
         if early:
             await admin.pause("beaten")

@@ -14,7 +14,7 @@ from tests.broker.test_ownership import Owning
 from tests.broker.test_recover import Recovery
 from tests.broker.test_registration import PUBLICATION, Registering
 from tests.servers import eventually
-from toolbus.bus.broker.lease.dead_letters import Burial, bury
+from toolbus.bus.broker.lease.dead_letters import bury
 from toolbus.bus.broker.lease.recover import KeyRepair
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.values.results import BrokerUnavailable
@@ -128,7 +128,7 @@ async def test_a_burial_is_counted_or_its_refusal_told(observed: Observed, answe
     bench = Bench()
     held = bench.hold()
     bench.link.answers["bury"] = answer
-    bury(bench.as_link, bench.stream, Burial(held.entry, FENCE, "failed", 1, "it broke", b"{}", "", b""))
+    bury(bench.as_link, bench.stream, held.entry, FENCE, "failed", 1, "it broke", b"{}", "", b"")
     assert bench.stream.held == {}
     if answer == 1:
         assert observed.events == []

@@ -100,9 +100,6 @@ class _Shared(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
     problem: str = ""
 
 
-_decoder = msgspec.json.Decoder(_Shared)
-
-
 async def recall(executor: ToolExecutor, calls: Sequence[ModelCall]) -> None:
     """Load the results of a session into the executor's memory, if any of these calls refers to one.
 
@@ -113,7 +110,7 @@ async def recall(executor: ToolExecutor, calls: Sequence[ModelCall]) -> None:
         return
     for found in await executor.state.steps.results.read(executor.user, executor.session):
         try:
-            shared = document(found, _decoder)
+            shared = document(found, _Shared)
         except EnvelopeError as error:
             skip("results", error, field=executor.session)
             continue

@@ -16,7 +16,7 @@ from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import Note
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import document, identifier, integer, skipping
+from toolbus.bus.broker.server.reading import document, identifier, integer, seconds, skipping
 from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.broker.transport.command import Reply
@@ -30,12 +30,6 @@ from toolbus.bus.values.results import BrokerError, ConfirmationClosed, Envelope
 _LEAST_HOLD = 10.0
 # Seconds that an asker whose time is up waits to learn whether it was answered in the last moment.
 _WITHDRAWING = 1.0
-
-# The last millisecond that a date can show.
-_MOST_MS = 253_402_300_799_999
-
-_requests = msgspec.json.Decoder(ConfirmationRequest)
-_answers = msgspec.json.Decoder(ConfirmationAnswer)
 
 
 class Confirmations:
@@ -199,8 +193,8 @@ class Confirmations:
         if said is None:
             return None
         try:
-            request = document(said, _requests).bounded()
-            return msgspec.structs.replace(request, id=id, asked_at=_seconds(asked), expires_at=_seconds(expires))
+            request = document(said, ConfirmationRequest).bounded()
+            return msgspec.structs.replace(request, id=id, asked_at=seconds(asked), expires_at=seconds(expires))
         except EnvelopeError as error:
             telemetry.log.error("confirmation.unreadable", id=id, error=str(error))
             return None
@@ -213,13 +207,9 @@ def closed(id: str, answer: ConfirmationAnswer | None = None) -> ConfirmationClo
     return ConfirmationClosed(f"no confirmation {id!r} is open: it was answered, expired or withdrawn, or there never was one")
 
 
-def _seconds(milliseconds: Reply) -> float:
-    return integer(milliseconds, most=_MOST_MS) / 1000
-
-
 def _answer(said: Reply) -> ConfirmationAnswer:
     try:
-        return document(said, _answers).bounded()
+        return document(said, ConfirmationAnswer).bounded()
     except EnvelopeError:
         # Whatever it is, it is no permission.
         return ConfirmationAnswer(allowed=False, reason="the answer can't be read")

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape, Value, read_listed
 from toolbus.bus.broker.protocols import CHAT, ChatWindow, ConversationInfo, Messenger, StoredRecord
 from toolbus.bus.broker.server.keys import Keys, session_digest
-from toolbus.bus.broker.server.reading import MOST_TEXT, document, identifier, integer, skipping, text
+from toolbus.bus.broker.server.reading import LAST_MS, MOST_TEXT, document, identifier, integer, seconds, skipping, text
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import server_ms
 from toolbus.bus.values.encoding import whole_text
@@ -67,8 +67,6 @@ _LONGEST_LEASE = 10.0
 _PAGE = 32
 # A record has its time before its document; those of one question may go beyond the bound a little.
 _MOST_RECORD = MOST_BYTES + 1024
-_MOST_MS = 253_402_300_799_999
-_names = msgspec.json.Decoder(tuple[str, str])
 _SHAPE = Shape("holder", "next", "m:", MOST_RECORDS, timed=True)
 
 
@@ -213,9 +211,9 @@ class Conversations:
         if reply[0] is None:
             return None
         expires = await self._link.execute("PTTL", key, repeatable=True)
-        user, ident = document(reply[0], _names)
-        first, following, used, until, lease = (integer(value, most=_MOST_MS) for value in reply[1:])
-        ends = now + integer(expires, least=-2, most=_MOST_MS)
+        user, ident = document(reply[0], tuple[str, str])
+        first, following, used, until, lease = (integer(value, most=LAST_MS) for value in reply[1:])
+        ends = now + integer(expires, least=-2, most=LAST_MS)
         return ConversationInfo(text(user), text(ident), max(0, following - first), used / 1000, ends / 1000, now < until <= now + lease)
 
 
@@ -238,10 +236,7 @@ def _record(number: int, value: object) -> StoredRecord:
     if len(value) > _MOST_RECORD:
         raise EnvelopeError(f"its record {number} has {len(value)} bytes")
     at, _, said = value.partition(b" ")
-    return StoredRecord(number, integer(at, most=_MOST_MS) / 1000, said)
-
-
-_messengers = msgspec.json.Decoder(Messenger)
+    return StoredRecord(number, seconds(at), said)
 
 
 class Chats:
@@ -276,7 +271,7 @@ class Chats:
         if said is None:
             return None
         with skipping(self._key):
-            return document(said, _messengers)
+            return document(said, Messenger)
         return None
 
     async def tell(self, messenger: Messenger, seconds: float) -> None:

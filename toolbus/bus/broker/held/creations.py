@@ -9,7 +9,7 @@ import itertools
 import math
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -30,7 +30,7 @@ from toolbus.bus.broker.protocols import (
     Written,
 )
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import MOST_TEXT, integer, shown, skip, skipping, text
+from toolbus.bus.broker.server.reading import MOST_TEXT, integer, seconds, shown, skip, skipping, text
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import server_ms
@@ -80,13 +80,11 @@ def _refused(count: int) -> ToolError:
     return ToolError(f"{count} tasks wait or run and there is room for no more", type="overloaded", code="creations", retryable=True)
 
 
-FIELDS = (
-    "status", "spec", "by", "about", "result", "created", "started", "ended", "attempts", "worker", "progress", "cancel", "lines",
-    "prompt_tokens", "completion_tokens", "price",
-)  # fmt: skip
+_TEXTS = {"spec": MOST_SPEC, "by": MOST_LINE, "about": MOST_LINE, "result": MOST_SPEC, "worker": MOST_LINE, "progress": MOST_LINE}
+_TIMES = ("created", "started", "ended")
+_COUNTS = ("attempts", "lines", "prompt_tokens", "completion_tokens", "price")
+FIELDS = ("status", "cancel", *_TEXTS, *_TIMES, *_COUNTS)
 """The fields of a record, in the order in which ``creation_of`` takes their values."""
-
-_MOST_MS = 253_402_300_799_999
 
 
 def creation_of(id: str, values: Sequence[bytes | None]) -> Creation | None:
@@ -101,30 +99,11 @@ def creation_of(id: str, values: Sequence[bytes | None]) -> Creation | None:
     status = text(of["status"])
     if status not in STATUSES:
         raise EnvelopeError(f"{shown(status)!r} is no status of a task")
-
-    def words(name: str, most: int = MOST_LINE) -> str:
-        return text(of[name] or b"", most=most)
-
-    def whole(name: str, most: int = 2**53) -> int:
-        return integer(of[name] or b"0", most=most)
-
-    return Creation(
-        id=id,
-        status=cast("CreationStatus", status),
-        spec=words("spec", MOST_SPEC),
-        by=words("by"),
-        about=words("about"),
-        result=words("result", MOST_SPEC),
-        created=whole("created", _MOST_MS) / 1000,
-        started=whole("started", _MOST_MS) / 1000,
-        ended=whole("ended", _MOST_MS) / 1000,
-        attempts=whole("attempts"),
-        worker=words("worker"),
-        progress=words("progress"),
-        cancelled=of["cancel"] == b"1",
-        spent=Spent(whole("prompt_tokens"), whole("completion_tokens"), whole("price")),
-        lines=whole("lines"),
-    )
+    found: dict[str, Any] = {name: text(of[name] or b"", most=most) for name, most in _TEXTS.items()}
+    found |= {name: seconds(of[name] or b"0") for name in _TIMES}
+    attempts, lines, *spent = (integer(of[name] or b"0") for name in _COUNTS)
+    status = cast("CreationStatus", status)
+    return Creation(id=id, status=status, cancelled=of["cancel"] == b"1", attempts=attempts, lines=lines, spent=Spent(*spent), **found)
 
 
 # A task that nobody begins, and whose record nobody writes to, goes after so many seconds.

@@ -75,7 +75,7 @@ class Tallies:
         rows: list[Usage] = []
         for pair, counts in found.items():
             with skipping("usage", field=pair):
-                rows.append(Usage(*document(pair, _pairs), *counts))
+                rows.append(Usage(*document(pair, tuple[str, str]), *counts))
         return sorted(rows, key=lambda row: (row.user, row.tool))
 
     async def _count(self, kind: str, key: str, limit: int, period: float) -> float:
@@ -89,7 +89,6 @@ class Tallies:
         self._link.run(scripts.COUNT_USES, (key,), ("usage", MOST_PAIRS, _TTL, OTHERS, *args), _sent, repeatable=True)
 
 
-_pairs = msgspec.json.Decoder(tuple[str, str])
 _COUNTS = ("calls", "errors", "ms", "bytes")
 
 

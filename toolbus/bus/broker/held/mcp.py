@@ -76,10 +76,6 @@ class KeptRequest(msgspec.Struct, frozen=True):
     answer: bytes
 
 
-_sessions = msgspec.json.Decoder(McpSession)
-_requests = msgspec.json.Decoder(McpRequest)
-
-
 class McpSessions:
     """The sessions of a namespace; a session, and a request, is named by a digest that only its client's requests lead to."""
 
@@ -104,7 +100,7 @@ class McpSessions:
         key = self._keys.mcp_session(digest)
         (said,) = await self._fields(key, "session")
         with skipping(key):
-            return None if said is None else document(said, _sessions)
+            return None if said is None else document(said, McpSession)
         return None
 
     async def use(self, user: str, digest: str) -> None:
@@ -165,7 +161,7 @@ class McpSessions:
         if said is None and cancelled is None:
             return None
         with skipping(key):
-            request = None if said is None else document(said, _requests, most=self._most)
+            request = None if said is None else document(said, McpRequest, most=self._most)
             return KeptRequest(request, text(question or b""), allowed == b"1", cancelled is not None, answer or b"")
         return None
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from toolbus.bus.broker.protocols import HostId, OutputLine, Renewed
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import integer, skipping, text
+from toolbus.bus.broker.server.reading import seconds, skipping, text
 from toolbus.bus.broker.transport.command import fields_of
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import scan_hash
@@ -28,8 +28,6 @@ _MOST_HOSTS = 1_000
 # Routes of one write: a host's first renewal tells of all of its tools.
 _MOST_AT_ONCE = 500
 _PAGE = 256
-# The end of the year 9999, after which no date comes.
-_LAST_MS = 253_402_300_799_000
 
 
 class Routes:
@@ -147,6 +145,6 @@ class Routes:
         for entry, flat in entries:
             fields = fields_of(flat)
             with skipping(key):
-                integer(entry.partition(b"-")[0], most=_LAST_MS)
+                seconds(entry.partition(b"-")[0])
                 found.append(OutputLine(entry.decode(), text(fields.get(b"h", b"")), text(fields.get(b"l", b""), most=MOST_LINE)))
         return found

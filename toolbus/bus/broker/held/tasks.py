@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import MOST_BYTES, MOST_RESULTS, TaskFrames, TaskRecord
 from toolbus.bus.broker.publish import SharedCalls
@@ -21,8 +19,6 @@ from toolbus.bus.values.settings import Settings
 
 # Entries of one read; a call's stream is read to its end in several.
 _COUNT = 256
-
-_records = msgspec.json.Decoder(TaskRecord)
 
 
 class Tasks:
@@ -55,7 +51,7 @@ class Tasks:
         if said is None:
             return None
         with skipping(key):
-            record = document(said, _records)
+            record = document(said, TaskRecord)
             # Keys are made of it.
             return record if is_ident(record.call) else None
         return None

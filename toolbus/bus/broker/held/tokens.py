@@ -15,7 +15,6 @@ MOST_TOKENS = 10_000
 """Most tokens of a namespace."""
 
 _MOST_RECORD = 262_144
-_records = msgspec.json.Decoder(TokenRecord)
 
 
 class Tokens:
@@ -65,7 +64,7 @@ class Tokens:
 
     def _read(self, field: bytes, value: bytes) -> TokenRecord | None:
         with skipping(self._key, field=field):
-            record = document(value, _records, most=_MOST_RECORD)
+            record = document(value, TokenRecord, most=_MOST_RECORD)
             if record.id.encode() != field:
                 raise EnvelopeError(f"it holds the record of another token, {record.id}")
             return record

@@ -10,7 +10,7 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import integer, shown, skipping, text
+from toolbus.bus.broker.server.reading import LAST_SECOND, integer, shown, skipping, text
 from toolbus.bus.broker.take.requests import Fence, RequestStream
 from toolbus.bus.broker.transport.command import Reply, fields_of
 from toolbus.bus.broker.transport.link import Link
@@ -33,11 +33,25 @@ class FreedKey(NamedTuple):
     run: str
 
 
-class Burial(msgspec.Struct, frozen=True):
-    """A request to set aside.
+def bury(
+    link: Link,
+    stream: RequestStream,
+    entry: bytes,
+    fence: Fence,
+    reason: str,
+    attempts: int,
+    error: str,
+    document: bytes,
+    replies: str,
+    frames: bytes,
+    frees: FreedKey | None = None,
+) -> None:
+    """Move an entry to the dead letters and answer its caller, in one step. Returns at once.
 
-    Attributes:
-        entry: its id in the stream.
+    Args:
+        link: the connection that writes.
+        stream: the stream of the request to set aside.
+        entry: its id there.
         fence: the state under which it is known to be this worker's.
         reason: ``max_deliveries``, ``retries_exhausted``, ``failed`` or ``malformed``.
         attempts: how often it was delivered.
@@ -47,40 +61,24 @@ class Burial(msgspec.Struct, frozen=True):
         frames: the frames that end the call, joined.
         frees: its idempotency key, if later callers may use it again.
     """
-
-    entry: bytes
-    fence: Fence
-    reason: str
-    attempts: int
-    error: str
-    document: bytes
-    replies: str
-    frames: bytes
-    frees: FreedKey | None = None
-
-
-def bury(link: Link, stream: RequestStream, burial: Burial) -> None:
-    """Move an entry to the dead letters and answer its caller, in one step. Returns at once."""
-    frees = burial.frees
     keys = (stream.key, stream.fence, stream.dead_letters, *((frees.record, frees.mark) if frees else ()))
-    said: tuple[Any, ...] = (burial.reason, burial.attempts, burial.error[:_MOST_ERROR], burial.document)
-    limits = (DEAD_LETTER_LIMIT, DEAD_LETTER_TTL * 1000, burial.replies, burial.frames, *((frees.call, frees.run) if frees else ()))
+    said: tuple[Any, ...] = (reason, attempts, error[:_MOST_ERROR], document)
+    limits = (DEAD_LETTER_LIMIT, DEAD_LETTER_TTL * 1000, replies, frames, *((frees.call, frees.run) if frees else ()))
 
     def done(reply: Reply) -> None:
-        delivery = stream.held.get(burial.entry)
+        delivery = stream.held.get(entry)
         if delivery is not None:
             stream.let_go(delivery, ended=reply == 1)
         if isinstance(reply, BrokerError):
-            telemetry.log.error("bury.refused", service=stream.service, entry=burial.entry.decode(), error=str(reply))
+            telemetry.log.error("bury.refused", service=stream.service, entry=entry.decode(), error=str(reply))
         else:
             telemetry.count("toolbus.dead_letters", messaging__destination__name=stream.service)
 
-    link.run(scripts.BURY, keys, (stream.consumer, *burial.fence, burial.entry, *said, *limits), done, repeatable=True)
+    link.run(scripts.BURY, keys, (stream.consumer, *fence, entry, *said, *limits), done, repeatable=True)
 
 
 _PAGE = 256
 _DEAD_LETTERS_MOST_ERROR = 8_000
-_LAST_SECOND = 253_402_300_799
 
 _LETTER_ID = re.compile("([0-9]{1,20})-([0-9]{1,20})")
 
@@ -110,7 +108,7 @@ class DeadLetter(NamedTuple):
     def at(self) -> float:
         """The time at which it was set aside: seconds since the epoch, by the server's clock."""
         # The id may have been chosen by a client, with a time that no date can show.
-        return min(int(self.id.partition("-")[0]) / 1000, _LAST_SECOND)
+        return min(int(self.id.partition("-")[0]) / 1000, LAST_SECOND)
 
 
 class DeadLetters:

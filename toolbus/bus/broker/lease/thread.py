@@ -140,14 +140,14 @@ class LeaseThread(WorkerStep, eq=False):
                 self.failure = reason_of(error)
                 # The next one looks afresh for the server, and for the password.
                 self._disconnect()
-                self._tell(None)
+                self._call(self.report, None)
                 if isinstance(error, redis.exceptions.ReadOnlyError):
                     self._call(self.demoted)
                 # The next try must come well before the lease ends.
                 pause = min(0.5, self.settings.lease / 10)
             else:
                 self._bugs, self.failure = 0, ""
-                self._tell(beat)
+                self._call(self.report, beat)
                 pause = until_next_beat(beat.asked, self.clock.monotonic(), self.settings.lease)
 
     def _connected(self) -> redis.Redis:
@@ -216,9 +216,6 @@ class LeaseThread(WorkerStep, eq=False):
         if self._bugs == MOST_FAILURES:
             failure = ToolbusError(f"beats failed {self._bugs} times in a row, at last with {described(error)}")
             self._call(self.listener.on_failed, failure)
-
-    def _tell(self, beat: Beat | None) -> None:
-        self._call(self.report, beat)
 
     def _call(self, callback: Callable[..., None], *args: Any) -> None:
         try:

@@ -106,14 +106,6 @@ class _Apart(msgspec.Struct):
     versions: tuple[int, int] | None = None
 
 
-_publications = msgspec.json.Decoder(Publication)
-_apart = msgspec.json.Decoder(_Apart)
-_lists = msgspec.json.Decoder(list[msgspec.Raw])
-_tools = msgspec.json.Decoder(ToolDescriptor)
-_names = msgspec.json.Decoder(_Named)
-_texts = msgspec.json.Decoder(str)
-
-
 def read_record(value: bytes) -> ServiceRecord:
     """Return a service's record from its table value: ``+`` for live or ``-``, and the publication.
 
@@ -122,7 +114,7 @@ def read_record(value: bytes) -> ServiceRecord:
     """
     live, document = value[:1] == b"+", value[1:]
     try:
-        publication = _publications.decode(document)
+        publication = msgspec.json.decode(document, type=Publication)
         check_versions(publication.versions)
         check_service(publication.service)
         for tool in publication.tools:
@@ -144,7 +136,7 @@ def _read_apart(document: bytes, *, live: bool) -> ServiceRecord:
     tools: list[ToolDescriptor] = []
     for index, raw in enumerate(_listed(apart.tools, service, refused)):
         try:
-            tools.append(check_tool(_tools.decode(raw)))
+            tools.append(check_tool(msgspec.json.decode(raw, type=ToolDescriptor)))
         except _UNREADABLE as error:
             refused.append(RefusedTool(_name(raw, index), service, _reason(error)))
     found = Publication(apart.service, tuple(tools), apart.owner, apart.digest, apart.versions)
@@ -154,7 +146,7 @@ def _read_apart(document: bytes, *, live: bool) -> ServiceRecord:
 def _service_of(document: bytes) -> _Apart:
     """Read a publication but for its tools, even if no parser takes these."""
     try:
-        return _apart.decode(document)
+        return msgspec.json.decode(document, type=_Apart)
     except _UNREADABLE:
         try:
             tools = member(document, "tools")
@@ -162,7 +154,7 @@ def _service_of(document: bytes) -> _Apart:
             tools = None
         if tools is None:
             raise
-        apart = _apart.decode(document[: tools.start] + b"[]" + document[tools.end :])
+        apart = msgspec.json.decode(document[: tools.start] + b"[]" + document[tools.end :], type=_Apart)
         apart.tools = msgspec.Raw(tools.of(document))
         return apart
 
@@ -170,7 +162,7 @@ def _service_of(document: bytes) -> _Apart:
 def _listed(tools: msgspec.Raw, service: str, refused: list[RefusedTool]) -> list[bytes | msgspec.Raw]:
     """Return the tools one by one, unread."""
     try:
-        return [*_lists.decode(tools)]
+        return [*msgspec.json.decode(tools, type=list[msgspec.Raw])]
     except _UNREADABLE as error:
         text = bytes(tools).strip()
         try:
@@ -184,7 +176,7 @@ def _listed(tools: msgspec.Raw, service: str, refused: list[RefusedTool]) -> lis
 
 def _name(raw: bytes | msgspec.Raw, index: int) -> str:
     try:
-        name = _names.decode(raw).name
+        name = msgspec.json.decode(raw, type=_Named).name
     except _UNREADABLE:
         name = _name_by_its_key(bytes(raw))
     return name[:128] or f"tool #{index + 1}"
@@ -194,7 +186,7 @@ def _name_by_its_key(tool: bytes) -> str:
     """Return the name of a tool that no parser takes; empty when that isn't to be had either."""
     try:
         name = member(tool, "name")
-        return "" if name is None else _texts.decode(name.of(tool))
+        return "" if name is None else msgspec.json.decode(name.of(tool), type=str)
     except (*_UNREADABLE, ValueError):
         return ""
 

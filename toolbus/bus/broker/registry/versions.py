@@ -168,9 +168,6 @@ class _Spoken(msgspec.Struct):
     versions: Versions | None = None
 
 
-_spoken = msgspec.json.Decoder(_Spoken)
-
-
 class NamespaceVersions:
     """The versions of a namespace on a server."""
 
@@ -323,7 +320,7 @@ class NamespaceVersions:
 
 def _said(publication: bytes) -> Versions | None:
     try:
-        return _spoken.decode(publication).versions
+        return msgspec.json.decode(publication, type=_Spoken).versions
     except DECODE_ERRORS:
         # Other processes refuse it, whatever it speaks.
         return None

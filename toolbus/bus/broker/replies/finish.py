@@ -10,7 +10,7 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.held.confirmations import DeadlineNotes
-from toolbus.bus.broker.lease.dead_letters import Burial, FreedKey, bury
+from toolbus.bus.broker.lease.dead_letters import FreedKey, bury
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.broker.take.requests import BadEntry, Delivery, Fence, RequestStream, common_fence, entries_of, epoch_of
@@ -510,10 +510,9 @@ class Endings(WorkerStep, eq=False):
         """Set the request aside as a dead letter and send the last frame, after what the run has sent."""
 
         def now() -> None:
-            frames, document = join_frames([frame]), encode(delivery.request)
-            entry, fence, replies = delivery.entry, delivery.fence, delivery.replies
-            frees = self._freed(delivery)
-            bury(self.link, delivery.queue, Burial(entry, fence, reason, delivery.attempt, error, document, replies, frames, frees))
+            frames, document, frees = join_frames([frame]), encode(delivery.request), self._freed(delivery)
+            own = (delivery.queue, delivery.entry, delivery.fence)
+            bury(self.link, *own, reason, delivery.attempt, error, document, delivery.replies, frames, frees)
 
         self.outbox.then(now)
         self._drop_note(delivery)
@@ -529,7 +528,7 @@ class Endings(WorkerStep, eq=False):
             frame = Frame(call, new_run(), bad.attempt, kind="end", end_of_stream=True, error=error, worker=self.instance)
             frame.epoch = epoch_of(bad.fence.generation)
             replies, frames = self.keys.replies(agent), join_frames([encode(frame)])
-        bury(self.link, stream, Burial(bad.entry, bad.fence, "malformed", bad.attempt, bad.reason, bad.document, replies, frames))
+        bury(self.link, stream, bad.entry, bad.fence, "malformed", bad.attempt, bad.reason, bad.document, replies, frames)
 
     def _finish(self, delivery: Delivery, frame: bytes, frees: bool) -> None:
         self.outbox.finish(delivery, frame, self._freed(delivery) if frees else None)

@@ -22,6 +22,10 @@ T = TypeVar("T")
 MOST_TEXT = 1_024
 """Most characters of a name."""
 
+LAST_MS = 253_402_300_799_999
+LAST_SECOND = LAST_MS // 1000
+"""The last millisecond, and the last second, since 1970 that a date can show."""
+
 MOST_INTEGER = 2**53 - 1
 """Lua and JavaScript count exactly as far."""
 
@@ -76,7 +80,12 @@ def integer(value: object, *, least: int = 0, most: int = MOST_INTEGER) -> int:
     return value
 
 
-def document(value: object, decoder: msgspec.json.Decoder[T], *, most: int = MOST_DOCUMENT) -> T:
+def seconds(value: object) -> float:
+    """Return a time in seconds since 1970 that a date can show, given in milliseconds."""
+    return integer(value, most=LAST_MS) / 1000
+
+
+def document(value: object, kind: type[T], *, most: int = MOST_DOCUMENT) -> T:
     """Return what a JSON document of at most ``most`` bytes says."""
     if isinstance(value, str):
         value = value.encode("utf-8", "replace")
@@ -85,7 +94,7 @@ def document(value: object, decoder: msgspec.json.Decoder[T], *, most: int = MOS
     if len(value) > most:
         raise EnvelopeError(f"its {len(value)} bytes are over the limit of {most}")
     try:
-        return decoder.decode(value)
+        return msgspec.json.decode(value, type=kind)
     except DECODE_ERRORS as error:
         raise EnvelopeError(f"malformed document: {shown(str(error))}") from None
 

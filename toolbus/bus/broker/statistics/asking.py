@@ -7,8 +7,6 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-import msgspec
-
 from toolbus.bus import telemetry
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.reading import document, shown, text
@@ -27,8 +25,6 @@ _PAGE = 100
 # Seconds between two looks for answers: short at first, for those who watch.
 _FIRST_LOOK = 0.002
 _LONGEST_LOOK = 0.05
-
-_answers = msgspec.json.Decoder(InstanceAnswer)
 
 
 class Statistics(NamedTuple):
@@ -99,7 +95,7 @@ async def _read(link: Link, key: str, after: bytes, expected: Iterable[str], fou
         for entry, flat in entries:
             after = b"(" + entry
             try:
-                answer = document(fields_of(flat).get(b"a", b""), _answers)
+                answer = document(fields_of(flat).get(b"a", b""), InstanceAnswer)
             except EnvelopeError as error:
                 telemetry.log.warning("statistics.unreadable", entry=shown(entry), error=str(error))
                 continue

@@ -13,7 +13,7 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import Ending, Outcome
 from toolbus.bus.broker.server import scripts
-from toolbus.bus.broker.server.reading import document, skipping
+from toolbus.bus.broker.server.reading import LAST_SECOND, document, skipping
 from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.broker.transport.command import REFUSES_ALL, Reply, ReplyError, fields_of
@@ -87,10 +87,7 @@ class RecentCall(msgspec.Struct):
 
 
 _MOST_DOCUMENT = 65_536
-_LAST_SECOND = 253_402_300_799
 _PAGE = 256
-
-_records = msgspec.json.Decoder(RecentCall)
 
 
 async def newest(link: Link, key: str, limit: int) -> list[RecentCall]:
@@ -116,7 +113,7 @@ def _read(key: str, entries: list[tuple[bytes, list[bytes]]]) -> list[RecentCall
     found: list[RecentCall] = []
     for entry, flat in entries:
         with skipping(key):
-            record = document(fields_of(flat).get(b"c", b""), _records, most=_MOST_DOCUMENT)
+            record = document(fields_of(flat).get(b"c", b""), RecentCall, most=_MOST_DOCUMENT)
             _check(record)
             record.entry = entry.decode("ascii", "replace")
             found.append(record)
@@ -135,7 +132,7 @@ def _check(record: RecentCall) -> None:
         raise EnvelopeError("its attempt has no number")
     if not 0 <= record.number < 2**53:
         raise EnvelopeError("its number is none")
-    if not all(0 <= at <= _LAST_SECOND for at in (record.queued, record.taken, record.first, record.ended, record.since)):
+    if not all(0 <= at <= LAST_SECOND for at in (record.queued, record.taken, record.first, record.ended, record.since)):
         raise EnvelopeError("one of its times is no date")
 
 

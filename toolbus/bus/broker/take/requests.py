@@ -75,17 +75,19 @@ def log_delivered_again(stream: RequestStream, calls: int) -> None:
     telemetry.log.error("requests.delivered_again", service=stream.service, calls=calls)
 
 
-class BadEntry(Exception):
-    """An entry whose request can't be read; ``address`` is its (id, agent) when those can."""
+class BadEntry(NamedTuple):
+    """An entry whose request can't be read."""
 
-    def __init__(self, entry: bytes, document: bytes, reason: str, attempt: int, fence: Fence) -> None:
-        self.entry = entry
-        self.fence = fence
-        self.document = document
-        self.reason = reason
-        self.attempt = attempt
-        self.address = address(document)
-        super().__init__(reason)
+    entry: bytes
+    document: bytes
+    reason: str
+    attempt: int
+    fence: Fence
+
+    @property
+    def address(self) -> tuple[str, str] | None:
+        """The ids of its call and agent, when those can be read."""
+        return address(self.document)
 
 
 class Delivery(msgspec.Struct, eq=False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -271,7 +271,8 @@ class Ownership(WorkerStep, eq=False):
 
     def _give_up(self) -> None:
         given_up, self._given_up = self._given_up, []
-        for part in _parts(given_up):
+        for start in range(0, len(given_up), _MOST):
+            part = given_up[start : start + _MOST]
             keys = tuple(key for pair, _ in part for key in pair)
             # Keys that stay, since this failed, have a TTL.
             self.link.run(scripts.DISOWN, keys, (self.instance, *(state for _, state in part)), repeatable=True)
@@ -295,11 +296,6 @@ class Ownership(WorkerStep, eq=False):
 
     def _key(self, stream: RequestStream, pair: SessionName) -> str:
         return self.keys.session(stream.queue, session_digest(*pair))
-
-
-def _parts(given_up: list[tuple[tuple[str, str], str]]) -> Iterator[list[tuple[tuple[str, str], str]]]:
-    for start in range(0, len(given_up), _MOST):
-        yield given_up[start : start + _MOST]
 
 
 SNAPSHOT_TTL = 86_400

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from toolbus.bus import telemetry
 from toolbus.bus.broker.held.confirmations import Confirmations
 from toolbus.bus.broker.lease.recover import Upkeep
@@ -18,8 +16,6 @@ from toolbus.bus.values.results import BrokerError
 
 # As many as a worker remembers.
 _MOST_CANCELLED = 10_000
-
-_pairs = msgspec.json.Decoder(tuple[str, str])
 
 
 class WakeChannel(WorkerStep, eq=False):
@@ -125,4 +121,4 @@ class WakeChannel(WorkerStep, eq=False):
             if word == "left":
                 self.listener.sessions.left(stream.service, identifier(rest))
             elif word == "end":
-                self.listener.sessions.closed(stream.service, *document(rest, _pairs))
+                self.listener.sessions.closed(stream.service, *document(rest, tuple[str, str]))
