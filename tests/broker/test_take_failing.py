@@ -21,7 +21,7 @@ class Failing:
     def __init__(self, taking: Taking) -> None:
         self.taking = taking
         self.failures: list[str] = []
-        taking.failing._give_up = self.on_failed
+        taking.failing.give_up = self.on_failed
         taking.intake = taking.made(Restless)
 
     def on_failed(self, error: Exception) -> None:

@@ -395,16 +395,13 @@ def failure(error: BrokerError) -> Verdict:
     return Verdict("failed", message=str(error))
 
 
-class _Followed:
+class _Followed(msgspec.Struct, eq=False):
     """A shared call's stream, and this process's callers of it; newcomers wait for a read that begins at its start."""
 
-    __slots__ = ("call", "callers", "newcomers", "position")
-
-    def __init__(self, call: str) -> None:
-        self.call = call
-        self.position: bytes = b"0"
-        self.callers: list[str] = []
-        self.newcomers: list[str] = []
+    call: str
+    position: bytes = b"0"
+    callers: list[str] = []
+    newcomers: list[str] = []
 
 
 class SharedCalls:

@@ -38,6 +38,7 @@ from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import Links, accepted_here, tell_time, upkeep_step, warn_of_eviction
 from toolbus.bus.broker.transport.mastership import Mastership, Replication
 from toolbus.bus.broker.transport.opening import Failing, NotOpen, open_patiently
+from toolbus.bus.broker.transport.wire import settle
 from toolbus.bus.support.waiting import at_most, each_of, to_the_end
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
@@ -129,12 +130,7 @@ class Beginnings(WorkerStep, eq=False):
             if not isinstance(reply, BrokerError) and len(reply) != len(part):
                 reply = WrongAnswerError(f"the server said {len(reply)} words about {len(part)} runs")
             for index, (_, answer) in enumerate(part):
-                if answer.done():
-                    continue
-                if isinstance(reply, BrokerError):
-                    answer.set_exception(reply)
-                else:
-                    answer.set_result((reply[index], confirmed))
+                settle(answer, reply if isinstance(reply, BrokerError) else (reply[index], confirmed))
 
         self.replication.write(scripts.START, (stream.key, stream.fence, *marks), tuple(args), done)
 

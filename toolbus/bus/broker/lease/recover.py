@@ -200,7 +200,7 @@ async def _nothing() -> None:
     """Renew nothing."""
 
 
-class KeyRepair:
+class KeyRepair(msgspec.Struct, eq=False):
     """Deletes keys of a wrong type, which their owner makes anew, and sets groups back that stand beyond their stream's newest entry.
 
     Args:
@@ -209,18 +209,11 @@ class KeyRepair:
         renew: called together with each look, for what must be there again at once.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        types: Callable[[], Sequence[Mapping[str, str]]],
-        on_mended: Callable[[], None],
-        renew: Callable[[], Awaitable[None]] = _nothing,
-    ) -> None:
-        self._link = link
-        self._types = types
-        self._on_mended = on_mended
-        self._renew = renew
-        self._wanted = asyncio.Event()
+    link: Link
+    types: Callable[[], Sequence[Mapping[str, str]]]
+    on_mended: Callable[[], None]
+    renew: Callable[[], Awaitable[None]] = _nothing
+    _wanted: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     def request(self) -> None:
         """Look at the keys soon."""
@@ -231,10 +224,10 @@ class KeyRepair:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            for part in self._types():
+            for part in self.types():
                 with upkeep_step():
                     if await self.mend(part):
-                        self._on_mended()
+                        self.on_mended()
             await asyncio.sleep(_PAUSE)
 
     async def mend(self, types: Mapping[str, str]) -> bool:
@@ -243,9 +236,9 @@ class KeyRepair:
         Raises:
             BrokerError: the server could not be asked.
         """
-        mending = self._link.execute_script(scripts.MEND, tuple(types), tuple(types.values()), repeatable=True)
+        mending = self.link.execute_script(scripts.MEND, tuple(types), tuple(types.values()), repeatable=True)
         # Both in one write: workers that find no reply stream take its agent for dead.
-        wrong, _ = await asyncio.gather(mending, self._renew())
+        wrong, _ = await asyncio.gather(mending, self.renew())
         keys, deleted = list(types), False
         for index, found in zip(wrong[::2], wrong[1::2], strict=True):
             key = keys[index - 1]

@@ -46,34 +46,22 @@ def registration_refused(owner: str, names: Mapping[str, str], waits: Mapping[st
         cooldown: seconds that a name stays its owner's after its service is gone.
     """
     listed = ", ".join(f"{name} belongs to {holder!r}" for name, holder in names.items())
-    ways = [*_operators(names), *_services(names), *_others(names, waits, cooldown)]
-    return RegistrationRefused(f"not registered as {owner!r}: {listed}. {' '.join(ways)}", dict(names))
-
-
-def _operators(names: Mapping[str, str]) -> list[str]:
-    removing = [f"`toolbus operate items rm {name}`" for name, holder in names.items() if holder == OPERATOR]
-    return [f"An operator put it there: {removing[0]} removes it."] if removing else []
-
-
-def _services(names: Mapping[str, str]) -> list[str]:
-    taken = any(_OTHER_SERVICE in holder for holder in names.values())
-    return ["A name is one service's alone: choose another, or stop the other service."] if taken else []
-
-
-def _others(names: Mapping[str, str], waits: Mapping[str, float], cooldown: float) -> list[str]:
+    of_operator = [name for name, holder in names.items() if holder == OPERATOR]
     others = {name: holder for name, holder in names.items() if holder != OPERATOR and _OTHER_SERVICE not in holder}
-    if not others:
-        return []
-    holder = next(iter(others.values()))
-    freeing = next((name for name in others if name.startswith("tool")), next(iter(others)))
-    if all(name in waits for name in others):
-        wait = f"It is free in {math.ceil(max(waits[name] for name in others))} s"
-    else:
-        wait = f"It is free {cooldown:g} s after the last worker of its owner has stopped"
-    return [
-        f"If this is the same program, start it with TOOLBUS_OWNER={holder!r}. {wait};",
-        f"with that owner's workers stopped, `toolbus operate items rm --force {freeing}` frees it at once.",
-    ]
+    ways: list[str] = []
+    if of_operator:
+        ways.append(f"An operator put it there: `toolbus operate items rm {of_operator[0]}` removes it.")
+    if len(of_operator) + len(others) < len(names):
+        ways.append("A name is one service's alone: choose another, or stop the other service.")
+    if others:
+        wait = f"in {math.ceil(max(waits[name] for name in others))} s" if others.keys() <= waits.keys() else ""
+        freeing = next((name for name in others if name.startswith("tool")), next(iter(others)))
+        ways += [
+            f"If this is the same program, start it with TOOLBUS_OWNER={next(iter(others.values()))!r}.",
+            f"It is free {wait or f'{cooldown:g} s after the last worker of its owner has stopped'};",
+            f"with that owner's workers stopped, `toolbus operate items rm --force {freeing}` frees it at once.",
+        ]
+    return RegistrationRefused(f"not registered as {owner!r}: {listed}. {' '.join(ways)}", dict(names))
 
 
 TTL = 30 * 86_400

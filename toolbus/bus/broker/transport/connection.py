@@ -10,7 +10,8 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import hiredis
@@ -48,31 +49,23 @@ _FAILURE = re.compile(r"\[(?:SSL|X509)(?:: (?P<reason>\w+))?\] (?P<text>.*?)(?= 
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "UNEXPECTED_MESSAGE", "HTTP_REQUEST"})
 
 
-class TlsFiles(NamedTuple):
-    """The PEM files of one process: whom it trusts, and who it is. Empty ones are not given; a key may stand in the certificate's file."""
+def tls_options(files: Mapping[str, str], url_speaks_tls: bool) -> dict[str, str]:
+    """Return the options with which redis-py uses the PEM files of one process: whom it trusts (``ca``), and who it is (``cert``, ``key``).
 
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
+    Those without a path are not given; a key may stand in the certificate's file.
 
-    @classmethod
-    def of(cls, settings: Settings) -> TlsFiles:
-        """Return the files that the settings name."""
-        return cls(settings.tls_ca, settings.tls_cert, settings.tls_key)
-
-    def options(self, url_speaks_tls: bool) -> dict[str, str]:
-        """Return the options with which redis-py uses them.
-
-        Raises:
-            ValueError: they would not be used, or are not whole.
-        """
-        given = [f"{PREFIX}TLS_{name.upper()}" for name, path in self._asdict().items() if path]
-        if given and not url_speaks_tls:
-            raise ValueError(f"it does not speak TLS, though {' and '.join(given)} {_are(given)} set; write rediss:// for redis://")
-        if self.key and not self.cert:
-            raise ValueError(f"{PREFIX}TLS_KEY is set and {PREFIX}TLS_CERT is not; a key is nothing without its certificate")
-        options = {"ssl_ca_certs": self.ca, "ssl_certfile": self.cert, "ssl_keyfile": self.key}
-        return {name: path for name, path in options.items() if path}
+    Raises:
+        ValueError: they would not be used, or are not whole.
+    """
+    given = [name for name, path in files.items() if path]
+    if given and not url_speaks_tls:
+        names = [f"{PREFIX}TLS_{name.upper()}" for name in given]
+        are = "is" if len(names) == 1 else "are"
+        raise ValueError(f"it does not speak TLS, though {' and '.join(names)} {are} set; write rediss:// for redis://")
+    if "key" in given and "cert" not in given:
+        raise ValueError(f"{PREFIX}TLS_KEY is set and {PREFIX}TLS_CERT is not; a key is nothing without its certificate")
+    options = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
+    return {options[name]: files[name] for name in given}
 
 
 def unreadable(options: Mapping[str, Any]) -> str | None:
@@ -118,10 +111,6 @@ def explain(text: str) -> str | None:
 
 def _reason(error: OSError) -> str:
     return (error.strerror or str(error)).partition(" (_ssl.c:")[0]
-
-
-def _are(names: list[str]) -> str:
-    return "is" if len(names) == 1 else "are"
 
 
 BLOCK = 2.0
@@ -178,7 +167,7 @@ class Connector:
     # Servers, with their users, that have refused to load scripts: a further try at each connect would be lines of their `ACL LOG`.
     _load_nothing: ClassVar[set[str]] = set()
 
-    def __init__(self, url: str, *, key: str = "", password_file: str = "", files: TlsFiles | None = None) -> None:
+    def __init__(self, url: str, *, key: str = "", password_file: str = "", files: Mapping[str, str] = MappingProxyType({})) -> None:
         self.display = redact(url)
         self._is_default = url == Settings().url
         self._password_file = password_file
@@ -186,7 +175,7 @@ class Connector:
         try:
             check_url(url)
             self._tls = speaks_tls(url)
-            self.discovery = self._discover(url, key, (files or TlsFiles()).options(self._tls))
+            self.discovery = self._discover(url, key, tls_options(files, self._tls))
             _check(self.discovery.options)
         except (ValueError, redis.RedisError) as error:
             raise ConfigurationError(f"the URL {self.display!r} is wrong: {error}") from None
@@ -204,7 +193,8 @@ class Connector:
     @classmethod
     def of(cls, settings: Settings) -> Connector:
         """Return the connector of a process with these settings."""
-        return cls(settings.url, key=Keys(settings.namespace).live, password_file=settings.password_file, files=TlsFiles.of(settings))
+        files = {"ca": settings.tls_ca, "cert": settings.tls_cert, "key": settings.tls_key}
+        return cls(settings.url, key=Keys(settings.namespace).live, password_file=settings.password_file, files=files)
 
     async def connect(self) -> tuple[Any, ServerInfo]:
         """Return an open, authenticated connection to a master with every script loaded, and what the server is.

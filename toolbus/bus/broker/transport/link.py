@@ -208,13 +208,12 @@ class Link(Wire):
     async def maintain(self) -> None:
         """Reconnect whenever the connection is lost; runs until ``close``."""
         while not self._closing:
-            try:
-                async with asyncio.timeout(_STALLED / 2):
-                    await self._lost.wait()
-            except TimeoutError:
-                self._abort_if_stalled()
-                continue
-            await self._unless(self._closed, self._reconnect())
+            await at_most(_STALLED / 2, self._lost.wait())
+            if self._lost.is_set():
+                await self._unless(self._closed, self._reconnect())
+            else:
+                for wire in (self, *self._redirects.values()):
+                    wire.abort_if_stalled(_STALLED)
 
     async def _unless(self, event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
         """Do something that an event cuts short: connecting may take seconds. Return whether it was done; raises what it raises."""
@@ -261,10 +260,8 @@ class Link(Wire):
     async def wait_closed(self) -> None:
         """After ``close``: wait until what was written has left and TLS has ended in order, or cut it off after a second."""
         if self._going is not None:
-            try:
-                async with asyncio.timeout(_CLOSING):
-                    await self._disconnected.wait()
-            except TimeoutError:
+            await at_most(_CLOSING, self._disconnected.wait())
+            if not self._disconnected.is_set():
                 self._going.abort()
                 await self._disconnected.wait()
         self._connector.leave()
@@ -450,10 +447,6 @@ class Link(Wire):
             again = self._refused[0].command._replace(misanswered=command.misanswered)
             self._refused[0] = Refused(again, soon=True)
             self._all_answered()
-
-    def _abort_if_stalled(self) -> None:
-        for wire in (self, *self._redirects.values()):
-            wire.abort_if_stalled(_STALLED)
 
     async def _pause(self, seconds: float) -> None:
         """Wait about so long, or until another server is known to be the master."""

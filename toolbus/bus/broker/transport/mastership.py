@@ -19,8 +19,9 @@ from toolbus.bus.broker.transport.command import Reply
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.discovery import BySentinel, InCluster, Node, SentinelReport, agreed_report, read_report
 from toolbus.bus.broker.transport.link import Link
-from toolbus.bus.broker.transport.wire import Wire
+from toolbus.bus.broker.transport.wire import Wire, settle
 from toolbus.bus.support.safe_text import reason_of
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.results import BrokerError
 
 _ANSWER = 1.0
@@ -63,11 +64,7 @@ class Observer(Wire):
 
     async def event(self, seconds: float) -> None:
         """Wait for an event of our master's, at most so many seconds."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._events.wait()
-        except TimeoutError:
-            return
+        await at_most(seconds, self._events.wait())
 
     def close(self) -> None:
         """Close the connection."""
@@ -354,14 +351,10 @@ class Replication:
         answer: asyncio.Future[tuple[Reply, bool]] = asyncio.get_running_loop().create_future()
 
         def done(reply: Reply, confirmed: bool) -> None:
-            if not answer.done():
-                answer.set_result((reply, confirmed))
+            settle(answer, reply if isinstance(reply, BrokerError) else (reply, confirmed))
 
         self.write(script, keys, args, done)
-        reply, confirmed = await answer
-        if isinstance(reply, BrokerError):
-            raise reply
-        return reply, confirmed
+        return await answer
 
     def write(self, script: Script, keys: tuple[object, ...], args: tuple[object, ...], done: Callable[[Reply, bool], None]) -> None:
         """Run a script, and tell ``done`` its answer, and whether what it wrote is on the replicas. It is repeated like that of ``run``."""

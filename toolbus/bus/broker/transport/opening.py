@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, NoReturn, Self, cast
 
+import msgspec
+
 from toolbus.bus import telemetry
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.scripts import Script
@@ -79,7 +81,7 @@ class NotOpen:
 _LEASES, _SECONDS = 3, 30.0
 
 
-class Failing:
+class Failing(msgspec.Struct, eq=False):
     """A step of a worker, which is given up when the server has refused it for long.
 
     Args:
@@ -92,22 +94,19 @@ class Failing:
         since: when the step began to fail; None while it succeeds. Who succeeds sets it.
     """
 
-    def __init__(
-        self, lease: float, failed: str, give_up: Callable[[ToolbusError], None], monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._most = max(_LEASES * lease, _SECONDS)
-        self._failed = failed
-        self._give_up = give_up
-        self._monotonic = monotonic
-        self.since: float | None = None
+    lease: float
+    failed: str
+    give_up: Callable[[ToolbusError], None]
+    monotonic: Callable[[], float] = time.monotonic
+    since: float | None = None
 
     def refused(self, error: str, *, may_end: bool = True) -> None:
         """Take in that the server has refused the step once more; without ``may_end`` the worker is not ended yet."""
-        now = self._monotonic()
+        now = self.monotonic()
         if self.since is None:
             self.since = now
-        elif may_end and now - self.since >= self._most:
-            self._give_up(ToolbusError(f"{self._failed} for {now - self.since:.0f} s: {error}"))
+        elif may_end and now - self.since >= max(_LEASES * self.lease, _SECONDS):
+            self.give_up(ToolbusError(f"{self.failed} for {now - self.since:.0f} s: {error}"))
 
 
 class Probe:

@@ -178,13 +178,13 @@ class Wire(asyncio.Protocol):
             BrokerUnavailable: the connection was lost before it answered.
         """
         answered: asyncio.Future[Reply] = self._loop.create_future()
-        self.send(args, partial(_settle, answered), repeatable=repeatable)
+        self.send(args, partial(settle, answered), repeatable=repeatable)
         return await answered
 
     async def execute_script(self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], *, repeatable: bool = False) -> Reply:
         """Run a script and wait for its answer; raises as ``execute`` does."""
         answered: asyncio.Future[Reply] = self._loop.create_future()
-        self.run(script, keys, args, partial(_settle, answered), repeatable=repeatable)
+        self.run(script, keys, args, partial(settle, answered), repeatable=repeatable)
         return await answered
 
     def abort_if_stalled(self, seconds: float) -> None:
@@ -365,7 +365,8 @@ def answer(command: Command, reply: Reply) -> None:
         telemetry.log.exception("link.callback_failed")
 
 
-def _settle(future: asyncio.Future[Reply], reply: Reply) -> None:
+def settle(future: asyncio.Future[Any], reply: Reply) -> None:
+    """Give an answer to who waits for it, if anybody does."""
     if future.done():
         return
     if isinstance(reply, BrokerError):
