@@ -118,13 +118,8 @@ class Publisher:
         # So many calls that find no room are refused without a look at who was given up.
         self._skips = 0
         # Those of them that the server may have carried out, each with the refusal: an answer was lost, and then it refused every write.
-        self._doubted: dict[int, str] = {}
+        self.doubted: dict[int, str] = {}
         self.published = 0
-
-    @property
-    def refusal(self) -> str:
-        """The refusal for which flushes are written again; empty when there is none."""
-        return next(iter(self._doubted.values()), "")
 
     def publish(self, publish: Publish) -> None:
         """Publish at the end of this tick, or when there is a connection again."""
@@ -270,17 +265,17 @@ class Publisher:
         self._write(flush, max((number for number in self._unanswered if number < flush.number), default=None), on_reply, again=True)
 
     def _is_written_again(self, flush: _Flush, error: ReplyError) -> bool:
-        if flush.number in self._doubted:
+        if flush.number in self.doubted:
             return False
         if error.code == "NOTYET":
-            if self._doubted:
+            if self.doubted:
                 self._loop.call_later(_AGAIN_FIRST, self._write_again, flush)
             else:
                 self._write_again(flush)
             return True
         if not _is_doubtful(error):
             return False
-        self._doubted[flush.number] = str(error)
+        self.doubted[flush.number] = str(error)
         answered = partial(self._published, flush)
         _insist(partial(self._write_again, flush), answered, error, wanted=lambda: not all(each.sender.done for each in flush.batch))
         return True
@@ -288,7 +283,7 @@ class Publisher:
     def _published(self, flush: _Flush, reply: Reply) -> None:
         if isinstance(reply, ReplyError) and self._is_written_again(flush, reply):
             return
-        self._doubted.pop(flush.number, None)
+        self.doubted.pop(flush.number, None)
         del self._unanswered[flush.number]
         if self._full:
             self._full = False
@@ -429,8 +424,8 @@ class SharedCalls:
         self.followed: dict[bytes, _Followed] = {}
         # Callers that joined a call, each with its deadline and what publishes for it when that call is over.
         self._joined: dict[str, tuple[float, Callable[[str], None]]] = {}
-        # Calls of which it is not known whether they were published, each with the refusal.
-        self._doubted: dict[str, str] = {}
+        # Calls of which it is not known whether they were published, each with the refusal; ``Requests`` tells of it.
+        self.doubted: dict[str, str] = {}
         self._stream_of: dict[str, bytes] = {}
         # Attempts of the calls that a caller had joined before the one that it reads now.
         self._attempts: dict[str, int] = {}
@@ -455,7 +450,7 @@ class SharedCalls:
         server = self._link.server
 
         def done(reply: Reply) -> None:
-            self._doubted.pop(request.id, None)
+            self.doubted.pop(request.id, None)
             try:
                 verdict = failure(reply) if isinstance(reply, BrokerError) else self._verdict(request.id, reply, left, deadline, again)
             except (EnvelopeError, IndexError) as error:
@@ -479,17 +474,12 @@ class SharedCalls:
 
         def first(reply: Reply) -> None:
             if _is_doubtful(reply):
-                self._doubted[request.id] = str(reply)
+                self.doubted[request.id] = str(reply)
                 _insist(write, done, reply, wanted=lambda: not sender.done)
             else:
                 done(reply)
 
         write(first)
-
-    @property
-    def refusal(self) -> str:
-        """The refusal for which calls are written again; empty when there is none."""
-        return next(iter(self._doubted.values()), "")
 
     def _verdict(self, call: str, reply: Reply, left: str, deadline: float, again: Callable[[str], None]) -> Verdict:
         """Return what became of a publication, and follow the call that it stands for; raises EnvelopeError."""
@@ -621,7 +611,7 @@ class Requests:
     @property
     def refusal(self) -> str:
         """The refusal for which publications are written again; empty when there is none."""
-        return self._publisher.refusal or self._shared.refusal
+        return next(iter((*self._publisher.doubted.values(), *self._shared.doubted.values())), "")
 
     def publish(self, request: Request, queue: str, limit: int, deadline: float, sender: Sender) -> None:
         """Publish at the end of this tick, together with everything else published in it.

@@ -215,7 +215,8 @@ class Outbox(WorkerStep, eq=False):
             self._finish_after(stream, frames.pop(stream, {}), batch)
         if frames:
             running = [item for by_replies in frames.values() for item in by_replies.items()]
-            self._append(sendable(running), _nothing, _not_finished)
+            # No end waits for these frames.
+            self._append(sendable(running), lambda: None, lambda _: None)
         self._then += operations
 
     def _answered(self) -> None:
@@ -458,14 +459,6 @@ class Outbox(WorkerStep, eq=False):
 def _within(indexes: list[int], most: int) -> list[int]:
     """Return the numbers by which a script may have named what it was given, from 1 to ``most``."""
     return [index for index in indexes if 0 < index <= most] if indexes else indexes
-
-
-def _nothing() -> None:
-    """Go on with nothing."""
-
-
-def _not_finished(error: BrokerError) -> None:
-    """Go on with nothing: no end waits for these frames."""
 
 
 class Endings(WorkerStep, eq=False):

@@ -46,10 +46,6 @@ TIMEOUT = 1.0
 _MOST = 3.0
 
 
-def _one_is_enough(good: Sequence[Any]) -> float:
-    return 0.0
-
-
 class AskPolicy(NamedTuple):
     """The way in which nodes are asked.
 
@@ -58,7 +54,7 @@ class AskPolicy(NamedTuple):
         head_start: seconds that a node has before the next is asked as well; one that failed has none.
     """
 
-    patience: Callable[[Sequence[Any]], float] = _one_is_enough
+    patience: Callable[[Sequence[Any]], float] = lambda good: 0.0
     head_start: float = 0.0
 
 

@@ -178,7 +178,11 @@ class EmbeddedServer:
             return
         if self._process is not None and self.running:
             self._process.terminate()
-            self._wait_or_kill(self._process)
+            try:
+                self._process.wait(_STOP_GRACE)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
         self._release()
         if self.data_dir is not None and self._given_dir is None:
             shutil.rmtree(self.data_dir, ignore_errors=True)
@@ -264,13 +268,6 @@ class EmbeddedServer:
                 raise BrokerUnavailable(f"the embedded server does not answer; its log ends with:\n{self.log_tail(5)}")
             time.sleep(_POLL)
         return False
-
-    def _wait_or_kill(self, process: subprocess.Popen[bytes]) -> None:
-        try:
-            process.wait(_STOP_GRACE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
     def _release(self) -> None:
         """Let go of a process that ended, or kill what is left of its group."""

@@ -344,7 +344,7 @@ class Link(Wire):
             self._leave(error)
         elif (code in SOON or (code == "ASK" and node_in(rest) is not None)) and self._patience.holds(self._connector.display, error):
             # The next node takes a key that has not arrived for one that is gone. Scripts look at several, so they wait.
-            node = None if code in SOON or _is_script(command) else node_in(rest)
+            node = None if code in SOON or b"\r\nEVAL" in command.packed[:16] else node_in(rest)
             self._hold(Refused(command, soon=node is None, node=node))
         else:
             if code == "WRONGTYPE" and self.on_wrong_type is not None:
@@ -478,7 +478,3 @@ class Link(Wire):
             if connected:
                 # It may be lost already, and then the next one is opened after a pause.
                 return
-
-
-def _is_script(command: Command) -> bool:
-    return b"\r\nEVAL" in command.packed[:16]
