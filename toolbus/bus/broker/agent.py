@@ -89,18 +89,9 @@ class AgentSteps:
         mastership.when_admitted(self.publisher.flush)
         mastership.when_admitted(self.shared.release)
         # Read replies.
-        self.reader = ReplyReader(
-            link,
-            self.links.blocking,
-            keys,
-            settings,
-            agent,
-            listener=listener,
-            shared=self.shared,
-            confirmations=self.confirmations,
-            follower=RegistryFollower(link, keys, listener),
-            handed_over=self.publisher.flush_soon,
-        )
+        follower, handed_over = RegistryFollower(link, keys, listener), self.publisher.flush_soon
+        own = (link, self.links.blocking, keys, settings, agent, listener)
+        self.reader = ReplyReader(*own, self.shared, self.confirmations, follower, handed_over)
         self._key_repair = KeyRepair(link, self._types, self._load_again, self.reader.renew)
         # The links come first and call the steps that were built on them.
         self.links.attach(

@@ -16,7 +16,7 @@ from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import Note
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import document, identifier, integer, seconds, skipping
+from toolbus.bus.broker.server.reading import document, identifier, integer, moment, skipping
 from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.broker.transport.command import Reply
@@ -194,7 +194,7 @@ class Confirmations:
             return None
         try:
             request = document(said, ConfirmationRequest).bounded()
-            return msgspec.structs.replace(request, id=id, asked_at=seconds(asked), expires_at=seconds(expires))
+            return msgspec.structs.replace(request, id=id, asked_at=moment(asked), expires_at=moment(expires))
         except EnvelopeError as error:
             telemetry.log.error("confirmation.unreadable", id=id, error=str(error))
             return None

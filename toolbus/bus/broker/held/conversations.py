@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape, Value, read_listed
 from toolbus.bus.broker.protocols import CHAT, ChatWindow, ConversationInfo, Messenger, StoredRecord
 from toolbus.bus.broker.server.keys import Keys, session_digest
-from toolbus.bus.broker.server.reading import LAST_MS, MOST_TEXT, document, identifier, integer, seconds, skipping, text
+from toolbus.bus.broker.server.reading import LAST_MS, MOST_TEXT, document, identifier, integer, moment, skipping, text
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import server_ms
 from toolbus.bus.values.encoding import whole_text
@@ -236,7 +236,7 @@ def _record(number: int, value: object) -> StoredRecord:
     if len(value) > _MOST_RECORD:
         raise EnvelopeError(f"its record {number} has {len(value)} bytes")
     at, _, said = value.partition(b" ")
-    return StoredRecord(number, seconds(at), said)
+    return StoredRecord(number, moment(at), said)
 
 
 class Chats:

@@ -30,7 +30,7 @@ from toolbus.bus.broker.protocols import (
     Written,
 )
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import MOST_TEXT, integer, seconds, shown, skip, skipping, text
+from toolbus.bus.broker.server.reading import MOST_TEXT, integer, moment, shown, skip, skipping, text
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import server_ms
@@ -100,7 +100,7 @@ def creation_of(id: str, values: Sequence[bytes | None]) -> Creation | None:
     if status not in STATUSES:
         raise EnvelopeError(f"{shown(status)!r} is no status of a task")
     found: dict[str, Any] = {name: text(of[name] or b"", most=most) for name, most in _TEXTS.items()}
-    found |= {name: seconds(of[name] or b"0") for name in _TIMES}
+    found |= {name: moment(of[name] or b"0") for name in _TIMES}
     attempts, lines, *spent = (integer(of[name] or b"0") for name in _COUNTS)
     status = cast("CreationStatus", status)
     return Creation(id=id, status=status, cancelled=of["cancel"] == b"1", attempts=attempts, lines=lines, spent=Spent(*spent), **found)

@@ -180,16 +180,8 @@ def packed(shape: Shape, key: str, member: str, change: Change) -> tuple[tuple[s
     """Return the keys and arguments of the scripts."""
     times = ("" if each is None else each for each in (change.lease, change.ttl))
     head: tuple[Value, ...] = (shape.holder, shape.next, shape.record, change.token, change.by, *times)
-    bounds: tuple[Value, ...] = (
-        member,
-        change.room or "",
-        *change.tells,
-        change.number,
-        change.keep,
-        shape.most,
-        int(shape.gaps),
-        int(shape.timed),
-    )
+    log = (change.number, change.keep, shape.most, int(shape.gaps), int(shape.timed))
+    bounds: tuple[Value, ...] = (member, change.room or "", *change.tells, *log)
     lists: list[Value] = []
     for each in change.listings:
         lists += ("-" if each.score is None else each.score, each.past, each.most)

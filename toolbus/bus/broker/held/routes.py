@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from toolbus.bus.broker.protocols import HostId, OutputLine, Renewed
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import seconds, skipping, text
+from toolbus.bus.broker.server.reading import moment, skipping, text
 from toolbus.bus.broker.transport.command import fields_of
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import scan_hash
@@ -145,6 +145,6 @@ class Routes:
         for entry, flat in entries:
             fields = fields_of(flat)
             with skipping(key):
-                seconds(entry.partition(b"-")[0])
+                moment(entry.partition(b"-")[0])
                 found.append(OutputLine(entry.decode(), text(fields.get(b"h", b"")), text(fields.get(b"l", b""), most=MOST_LINE)))
         return found

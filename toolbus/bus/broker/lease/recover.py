@@ -303,18 +303,9 @@ async def reap(link: Link, keys: Keys, stream: RequestStream, slots: int, *, bus
     Raises:
         BrokerError: the server could not be asked.
     """
-    args = (
-        stream.consumer,
-        stream.service,
-        slots,
-        stream.lease_ms,
-        int(handed_back_only),
-        int(busy),
-        stream.alone_from,
-        int(flexible),
-        stream.pause_key(b""),
-    )
-    reply: Reply = await link.execute_script(scripts.REAP, (stream.key, stream.fence, keys.live, keys.pulse), args)
+    who = (stream.consumer, stream.service, slots, stream.lease_ms)
+    how = (int(handed_back_only), int(busy), stream.alone_from, int(flexible), stream.pause_key(b""))
+    reply: Reply = await link.execute_script(scripts.REAP, (stream.key, stream.fence, keys.live, keys.pulse), (*who, *how))
     generation, counter, taken, left, delivered = reply
     stream.fence_is(generation, counter)
     stream.newest = max(stream.newest, numbers_of(delivered))

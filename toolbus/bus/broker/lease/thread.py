@@ -60,7 +60,7 @@ def until_next_beat(asked: float, now: float, lease: float) -> float:
 
 
 class LeaseThread(WorkerStep, eq=False):
-    """Beats for a process's instances and renews what they hold, three times a lease, over a connection of its own.
+    """Beats for a process's instances and renews what they hold, three times a lease, over a connection of its own and never over ``link``.
 
     Beats that fail again and again for another reason than the server end the worker.
 

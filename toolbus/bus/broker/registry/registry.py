@@ -102,19 +102,9 @@ class Registry:
         """
         service = publication.service
         keys = self._keys_of(service.id, service.queue)
-        args = (
-            service.id,
-            instance,
-            publication.owner,
-            publication.digest,
-            msgspec.json.encode(publication),
-            int(self._settings.lease * 1000),
-            os.urandom(8).hex(),
-            int(service.scale_to_zero),
-            service.queue,
-            start,
-            *(tool.name for tool in publication.tools),
-        )
+        what = (service.id, instance, publication.owner, publication.digest, msgspec.json.encode(publication))
+        how = (int(self._settings.lease * 1000), os.urandom(8).hex(), int(service.scale_to_zero), service.queue, start)
+        args = (*what, *how, *(tool.name for tool in publication.tools))
         reply = await self._run(scripts.REGISTER, keys, *args)
         if reply[0] == b"refused" and (holders := await self._holders(name.decode() for name in reply[1::2])):
             # Names may be held for services that do not exist, which the script tells by the keys that it is given.

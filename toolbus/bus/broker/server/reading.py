@@ -80,8 +80,8 @@ def integer(value: object, *, least: int = 0, most: int = MOST_INTEGER) -> int:
     return value
 
 
-def seconds(value: object) -> float:
-    """Return a time in seconds since 1970 that a date can show, given in milliseconds."""
+def moment(value: object) -> float:
+    """Return a moment that a date can show, in seconds since 1970; it is given in milliseconds."""
     return integer(value, most=LAST_MS) / 1000
 
 
