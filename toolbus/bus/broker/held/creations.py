@@ -181,12 +181,12 @@ class Creations:
         if found is None or not found.lines:
             return found
         names = [f"l:{number}" for number in range(max(0, found.lines - MOST_LINES), found.lines)]
-        log = list[str]()
+        lines: list[str] = []
         for line in await self._link.execute("HMGET", self._keys.creation(id), *names, repeatable=True):
             # One that can't be read is left out.
             with contextlib.suppress(EnvelopeError):
-                log.append(text(line, most=MOST_LINE))
-        return msgspec.structs.replace(found, log=tuple(log))
+                lines.append(text(line, most=MOST_LINE))
+        return msgspec.structs.replace(found, log=tuple(lines))
 
     async def overview(self, recent: int = 20) -> CreationOverview:
         """Return the tasks that wait or run, and so many that have ended.
