@@ -106,17 +106,20 @@ class HandlerSpan(msgspec.Struct, eq=False):
     def __enter__(self) -> Self:
         return self
 
-    @contained("spans")
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        detach(self.token)
+        if self.span is not None:
+            self._end(self.span, error)
+
+    @contained("spans")
+    def _end(self, span: Span, error: BaseException | None) -> None:
         try:
-            if self.span is not None and error is not None:
+            if error is not None:
                 if is_a(error, Exception):
-                    _record(self.span, error)
+                    _record(span, error)
                 self.fail(_error_of(error))
         finally:
-            detach(self.token)
-            if self.span is not None:
-                self.span.end()
+            span.end()
 
 
 def start_call_span(*, tool: str, service: str, id: str, agent: str, context: Context | None = None) -> CallSpan | None:
