@@ -320,12 +320,18 @@ def test_a_worker_beside_the_one_that_has_a_session_does_not_take_it_over() -> N
 
 
 def test_a_call_of_a_dead_agent_may_outlive_it_by_as_many_streams_as_there_are_others() -> None:
-    """Each worker that sends to it makes its reply stream anew for a moment, which the others take for a sign of life."""
+    """Each worker that sends to it makes its reply stream anew for a moment, which the others take for a sign of life.
+
+    So do those that came in the place of workers that ran its calls and died.
+    """
     gone = with_(Exited(1.15, "agent", AGENT, -9, True))
-    for at, workers, right in ((30.5, 4, True), (30.5, 2, False), (18.0, 1, True)):
-        late = gone(changed(Left, ECHO.key, at=at)(without(Ended, ECHO.key)(clean())))
+    alone = without(Begun, CRASH.key)(without(Ended, ECHO.key)(clean()))
+    for at, workers, others, right in ((30.5, 4, 0, True), (30.5, 2, 0, False), (30.5, 2, 3, True), (18.0, 1, 0, True)):
+        late = gone(changed(Left, ECHO.key, at=at)(alone))
+        for pid in range(WORKER + 1, WORKER + 1 + others):
+            late = with_(Begun(1.12, ECHO.key, 1, pid, f"id{pid}"), Left(2.0, ECHO.key, 1, pid, "done"))(late)
         found = violations(late, msgspec.structs.replace(OPTIONS, workers=workers))
-        assert ("cancelled" not in {each.rule for each in found}) is right, (at, workers)
+        assert ("cancelled" not in {each.rule for each in found}) is right, (at, workers, others)
 
 
 def test_a_run_that_goes_on_is_not_begun_again() -> None:

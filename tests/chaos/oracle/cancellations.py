@@ -71,10 +71,11 @@ def _unwanted_since(case: Case, silences: list[_Silence], planned: Planned) -> f
         )
         # Or it died as it said so, or while it waited for the answer to its publication, behind which a cancellation is sent.
         unheard = unheard or any(hit.what.endswith(_SAYING) and cancelled.pid in hit.pids for hit in case.history.of(Hit))
-        return gone.at + _unnoticed(case) if unheard else cancelled.at
+        return gone.at + _unnoticed(case, gone.pid, gone.at) if unheard else cancelled.at
     if issued is None or planned.key in case.ended or not case.abandoned(issued):
         return None
-    return case.exits[issued.pid].at + _unnoticed(case)
+    gone = case.exits[issued.pid]
+    return gone.at + _unnoticed(case, gone.pid, gone.at)
 
 
 def _passed_on(case: Case, key: str, since: float) -> float:
@@ -84,9 +85,11 @@ def _passed_on(case: Case, key: str, since: float) -> float:
     return max([since, *(at + _unnoticed(case) for at in gone)])
 
 
-def _unnoticed(case: Case) -> float:
-    """For how long a caller that died may count as alive: one worker after the other may make its stream anew."""
-    return max(case.options.agent_life + _MADE_ANEW * max(1, case.options.workers - 1), 2 * case.options.lease)
+def _unnoticed(case: Case, caller: int = 0, at: float = 0.0) -> float:
+    """For how long a caller that died may count as alive: one worker after the other may make its stream anew, or one that replaced it."""
+    keys = [issued.key for issued in case.issued.values() if issued.pid == caller]
+    answering = {begun.pid for key in keys for begun in case.begun.get(key, ()) if case.over(begun) >= at}
+    return max(case.options.agent_life + _MADE_ANEW * max(1, case.options.workers - 1, len(answering)), 2 * case.options.lease)
 
 
 _Silence = tuple[float, float, frozenset[int]]
