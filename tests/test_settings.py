@@ -8,6 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from toolbus.bus.broker import worker
+from toolbus.bus.broker.replies.reader import ReplyReader
+from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings, environment_of
 
@@ -118,6 +121,18 @@ def test_unknown_argument_is_refused() -> None:
     """A misspelt setting is an error, not silence."""
     with pytest.raises(ConfigurationError, match="no setting 'leese'"):
         Settings.load({}, leese=1.0)
+
+
+def test_no_password_is_shown_where_settings_are() -> None:
+    """A traceback with the locals of its frames names the server, and neither its password nor what the steps of a worker hold."""
+    shown = repr(Settings.load({}, url="redis://user:secretpw@example.org:1", namespace="mine"))
+    assert "secretpw" not in shown
+    assert "example.org" in shown
+    assert "mine" in shown
+    steps = [each for each in vars(worker).values() if isinstance(each, type) and issubclass(each, WorkerStep)]
+    assert len(steps) > 8
+    assert {each.__repr__ for each in steps} == {WorkerStep.__repr__}
+    assert ReplyReader.__repr__ is not msgspec.Struct.__repr__
 
 
 def test_sources_say_where_each_value_comes_from() -> None:

@@ -611,7 +611,7 @@ class Requests:
     @property
     def refusal(self) -> str:
         """The refusal for which publications are written again; empty when there is none."""
-        return next(iter((*self._publisher.doubted.values(), *self._shared.doubted.values())), "")
+        return next(itertools.chain(self._publisher.doubted.values(), self._shared.doubted.values()), "")
 
     def publish(self, request: Request, queue: str, limit: int, deadline: float, sender: Sender) -> None:
         """Publish at the end of this tick, together with everything else published in it.

@@ -31,3 +31,7 @@ class WorkerStep(msgspec.Struct, eq=False):
     streams: Mapping[str, RequestStream]
     listener: WorkerListener
     settings: Settings
+
+    def __repr__(self) -> str:
+        # Steps have one another, and what users' calls say; whatever shows the locals of a frame would print it all.
+        return f"<{type(self).__name__} of {self.instance}>"

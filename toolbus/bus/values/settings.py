@@ -115,6 +115,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = "auto"
 
+    def __repr__(self) -> str:
+        # Whatever shows the locals of a frame would write the server's password elsewhere.
+        return f"Settings(url={redact(self.url)!r}, namespace={self.namespace!r}, …)"
+
     @property
     def alone_from(self) -> int:
         """The attempt from which a request runs alone, because it may be what killed its workers: one of the last two attempts.

@@ -152,7 +152,8 @@ class McpSessions:
 
     async def is_cancelled(self, digest: str) -> bool:
         """Return whether a request was cancelled."""
-        return await self._fields(self._keys.mcp_request(digest), "cancelled") != [None]
+        (said,) = await self._fields(self._keys.mcp_request(digest), "cancelled")
+        return said is not None
 
     async def request(self, digest: str) -> KeptRequest | None:
         """Return a request, or None when it is not kept."""

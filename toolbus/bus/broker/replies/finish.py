@@ -62,6 +62,8 @@ def sendable(frames: Part) -> list[Part]:
 
 def _parts(items: list[T], size_of: Callable[[T], int], most: int) -> list[list[T]]:
     """Return items in parts of so many at most, which one script may carry; one that is too large by itself is a part of its own."""
+    if len(items) <= most and sum(map(size_of, items)) <= MOST_BYTES:
+        return [items]
     parts: list[list[T]] = [[]]
     size = 0
     for item in items:

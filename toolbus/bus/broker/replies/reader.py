@@ -106,6 +106,9 @@ class ReplyReader(msgspec.Struct, eq=False):
         self.key = self.keys.replies(self.agent)
         self._key_read = self.key.encode()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.agent}>"
+
     async def run(self) -> None:
         """Read until cancelled."""
         while True:
