@@ -17,7 +17,7 @@ import signal
 import stat
 import sys
 import time
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 NEW_FILES, NEW_HOST_NAME, NEW_IPC, NEW_USERS, NEW_PIDS, NEW_NETWORK = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _READ_ONLY, _NO_SUID, _NO_DEVICES = 1, 2, 4
@@ -38,6 +38,8 @@ _LOOK = 0.05
 _SELDOM = 10
 # Connections from outside that wait until they are passed on.
 _MOST_CONNECTIONS = 512
+# Events of epoll.
+_READABLE, _WRITABLE, _BROKEN = 1, 4, 8 | 16
 
 CANT_CONFINE = 125
 """Exit status when the kernel does not let us make the namespaces."""
@@ -340,73 +342,118 @@ def _ask(command: int, number: int) -> None:
 
 
 def _pass_on(plan: dict[str, Any]) -> None:
-    """Begin to pass connections from outside on, if the plan has them; they are refused until something listens inside."""
+    """Begin to pass connections from outside on, if the plan has them."""
     if plan["relay"]:
-        import asyncio  # noqa: PLC0415 - only this needs them
-        import threading  # noqa: PLC0415
+        import threading  # noqa: PLC0415 - only this needs it
 
-        threading.Thread(target=lambda: asyncio.run(_relayed(*plan["relay"])), daemon=True).start()
+        threading.Thread(target=_Relay(*plan["relay"]).run, daemon=True).start()
 
 
 class _End:
-    """One of the two ends of a connection that is passed on, as asyncio's protocol; that from outside opens the other one."""
+    """One of the two ends of a connection that is passed on."""
 
-    def __init__(self, loop: Any, port: int, other: Any = None) -> None:
-        self.loop, self.port, self.other = loop, port, other
-        self.has_ended = False
-        self.opening: Any = None
+    def __init__(self, own: Any) -> None:
+        self.own = own
+        self.other: _End = self
+        self.unsent = b""
+        self.reads = True
+        self.waits = 0
 
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-        if self.other is None:
-            transport.pause_reading()
-            self.opening = self.loop.create_task(self.open())
-        else:
-            self.other.other = self
-            self.other.transport.resume_reading()
+    def read(self) -> None:
+        """Take what has come for the other end."""
+        data = self.own.recv(65_536)
+        self.reads = bool(data)
+        self.other.write(data)
 
-    async def open(self) -> None:
+    def write(self, data: bytes = b"") -> None:
+        """Send what it takes without waiting; nothing comes after the end of the other one's data."""
+        self.unsent += data
+        with contextlib.suppress(BlockingIOError):
+            while self.unsent:
+                self.unsent = self.unsent[self.own.send(self.unsent) :]
+        if not self.unsent and not self.other.reads:
+            self.own.shutdown(1)
+
+
+class _Relay:
+    """Passes connections of a socket from outside on to a port of the command's own network, in one thread."""
+
+    def __init__(self, descriptor: int, port: int) -> None:
+        import select  # noqa: PLC0415 - only this needs them
+        import socket  # noqa: PLC0415
+
+        self._socket = socket.socket
+        self._listening = socket.socket(fileno=descriptor)
+        self._address = ("127.0.0.1", port)
+        self._poll = select.epoll()
+        self._ends: dict[int, _End] = {}
+
+    def run(self) -> None:
+        """Pass on what comes, from when something listens at the port; refuse connections until then."""
+        while True:
+            with contextlib.suppress(OSError), self._socket() as tried:
+                tried.connect(self._address)
+                break
+            time.sleep(_LOOK)
+        self._listening.setblocking(False)
+        self._listening.listen(_MOST_CONNECTIONS)
+        self._poll.register(self._listening.fileno(), _READABLE)
+        while True:
+            for number, events in self._poll.poll():
+                if number == self._listening.fileno():
+                    self._accept()
+                elif number in self._ends:
+                    self._serve(self._ends[number], events)
+
+    def _accept(self) -> None:
         try:
-            await self.loop.create_connection(lambda: _End(self.loop, self.port, self), "127.0.0.1", self.port)
+            outside, _ = self._listening.accept()
         except OSError:
-            self.transport.abort()
+            time.sleep(_LOOK)
+            return
+        with contextlib.suppress(OSError):
+            inside = self._socket()
+            one, two = _End(outside), _End(inside)
+            one.other, two.other = two, one
+            for end in (one, two):
+                end.own.setblocking(False)
+                self._ends[end.own.fileno()] = end
+                self._poll.register(end.own.fileno(), 0)
+            inside.connect_ex(self._address)
+            self._watch(one)
 
-    def data_received(self, data: bytes) -> None:
-        self.other.transport.write(data)
-
-    def eof_received(self) -> bool:
-        self.has_ended = True
-        self.other.transport.write_eof()
-        return not self.other.has_ended
-
-    def pause_writing(self) -> None:
-        # What this end does not take yet stays where it is.
-        self.other.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        self.other.transport.resume_reading()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.other is not None:
+    def _serve(self, end: _End, events: int) -> None:
+        try:
+            if events & _WRITABLE:
+                end.write()
+            if events & ~_WRITABLE and end.reads:
+                end.read()
+            elif events & _BROKEN:
+                raise ConnectionResetError
+        except BlockingIOError:
+            pass
+        except OSError:
             # Who waits at the other end is to see that the connection broke.
-            (self.other.transport.abort if exc else self.other.transport.close)()
+            self._close(end)
+            return
+        if end.reads or end.other.reads or end.unsent or end.other.unsent:
+            self._watch(end)
+        else:
+            self._close(end)
 
+    def _watch(self, end: _End) -> None:
+        for each in (end, end.other):
+            # What the other end does not take yet stays where it is.
+            wanted = (_READABLE if each.reads and not each.other.unsent else 0) | (_WRITABLE if each.unsent else 0)
+            if wanted != each.waits:
+                each.waits = wanted
+                self._poll.modify(each.own.fileno(), wanted)
 
-async def _relayed(descriptor: int, port: int) -> None:
-    """Pass connections of a socket from outside on to a port of the command's own network, once something listens there."""
-    import asyncio  # noqa: PLC0415 - only this needs them
-    import socket  # noqa: PLC0415
-
-    loop = asyncio.get_running_loop()
-    while True:
-        with contextlib.suppress(OSError), socket.socket() as tried:
-            tried.connect(("127.0.0.1", port))
-            break
-        await asyncio.sleep(_LOOK)
-    server = await loop.create_server(
-        lambda: cast("asyncio.Protocol", _End(loop, port)), sock=socket.socket(fileno=descriptor), backlog=_MOST_CONNECTIONS
-    )
-    await server.serve_forever()
+    def _close(self, end: _End) -> None:
+        for each in (end, end.other):
+            del self._ends[each.own.fileno()]
+            self._poll.unregister(each.own.fileno())
+            each.own.close()
 
 
 def _end_children() -> None:
