@@ -27,6 +27,8 @@ from benchmarks.gateway import Process
 from toolbus import Settings, ToolBus
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
+from toolbus.platform.backends.api import ApiSender
+from toolbus.platform.backends.http import Endpoint, HttpCalls
 from toolbus.platform.host.host import make_runner
 from toolbus.platform.records import RecordedTool, Running, ToolMeta, ToolSource
 from toolbus.platform.store import Records
@@ -124,15 +126,10 @@ async def measure(folder: Path, number: int, seconds: float, rounds: int) -> Non
     runner = await make_runner("local", "benchmark")
     instance = await runner.start(tool, tool.sources[0], print)
     base = f"http://127.0.0.1:{instance.port}"
-    session = aiohttp.ClientSession(base)
+    direct = HttpCalls(Endpoint(base=base), ApiSender(base, aiohttp.ThreadedResolver(), lambda address, port: None))
     quiet: Any = None
-
-    async def by_aiohttp() -> None:
-        async with session.post("/", json=_ARGUMENTS) as answer:
-            await answer.json()
-
     ways: dict[str, Call] = {
-        "direct HTTP by aiohttp": by_aiohttp,
+        "direct HTTP by aiohttp": lambda: direct.call(_ARGUMENTS, quiet),
         "a runner of this process": lambda: instance.call(_ARGUMENTS, quiet),
     }
     with EmbeddedServer() as server, contextlib.ExitStack() as stack:
@@ -152,7 +149,7 @@ async def measure(folder: Path, number: int, seconds: float, rounds: int) -> Non
             used, began = host.seconds(), time.monotonic()
             await asyncio.sleep(2 * seconds)
             print(f"the host when idle: {(host.seconds() - used) / (time.monotonic() - began):.2%} of a core")
-    await session.close()
+    await direct.aclose()
     await instance.stop(5)
     await runner.aclose()
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 
 from tests.backends.places import Place
 from toolbus.bus.outbound import Guard
 from toolbus.bus.values.results import DescriptorError, ToolError
-from toolbus.platform.backends.api import Authorization, Reach
-from toolbus.platform.backends.connections import Connections, Request
+from toolbus.platform.backends.api import ApiSender, Resolver
+from toolbus.platform.backends.connections import Request
 from toolbus.platform.backends.remote import RemoteRunner
 from toolbus.platform.backends.runner import CannotStart
 from toolbus.platform.checks import AUTH, check_source
@@ -63,16 +64,14 @@ async def test_no_form_of_a_private_address_is_called(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "169.254.169.254", "[::1]", "[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]"])
 async def test_numbers_are_checked_when_connecting(host: str) -> None:
     """An address for which no resolver is asked is checked before it is connected to."""
-    reach = Reach((), Guard())
-    sender = Connections(f"http://{host}:9", reach.addresses)
+    resolver = Resolver((), Guard())
+    sender = ApiSender(f"http://{host}:9", resolver, resolver.check)
     with pytest.raises(ToolError) as raised:
         await sender.send(Request("GET", "/", None), {})
     assert raised.value.error.code == "forbidden_address"
+    with pytest.raises(ToolError):
+        await sender.session.post(f"http://{host}:9/t", timeout=aiohttp.ClientTimeout(total=10))
     await sender.aclose()
-    fields = {"type": "oauth2", "token_url": f"http://{host}:9/t", "client_id": "me", "client_secret": "env:PATH"}
-    with pytest.raises(ToolError) as raised:
-        await Authorization(fields).prepare(reach.addresses)
-    assert raised.value.error.code == "forbidden_address"
 
 
 @pytest.mark.parametrize("host", ["example.com", "xn--bcher-kva.example", "8.8.8.8", "[2606:4700::1111]", "my_host.example.", "localhost"])

@@ -1,26 +1,21 @@
-"""``Connections``: requests to a program of this machine, or to an API, over connections that are kept.
+"""``Connections``: requests to a program of this machine over connections that are kept.
 
-With a client library a host runs a third fewer calls: docs/adr/0051 has the measurement.
+With a client library a host runs a third fewer calls: docs/adr/0040 has the measurement.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import ssl
-import string
 import zlib
-from asyncio.staggered import staggered_race
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
-from functools import cache, partial
 from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
 import httptools
 import msgspec
 
-from toolbus.bus.outbound import Resolve
 from toolbus.bus.values.encoding import encode_json
 from toolbus.bus.values.results import ToolError
 from toolbus.platform.backends.marks import tcp_sockets
@@ -104,27 +99,23 @@ def _unfit(argument: str, reason: str) -> ToolError:
     return ToolError(f"{argument}: {reason}", type="invalid_arguments", code="unfit")
 
 
-class Unanswered(Exception):
-    """A request has no answer."""
-
-
-class NotReached(Unanswered):
+class NotReached(Exception):
     """There is no connection, so that nothing was sent."""
 
 
-class Broken(Unanswered):
+class Broken(Exception):
     """The connection was lost after the request may have arrived."""
 
 
-class BadAnswer(Unanswered):
+class BadAnswer(Exception):
     """An answer is none, or is not what it says."""
 
 
-class TooLong(Unanswered):
+class TooLong(Exception):
     """An answer has more bytes than are read; the message is how many."""
 
 
-class Unfit(Unanswered):
+class Unfit(Exception):
     """The request can't be sent."""
 
 
@@ -141,8 +132,6 @@ def half_closed(port: int, others: frozenset[int]) -> frozenset[int]:
 
 
 _CONNECT = 10.0
-# Seconds after which another address of an API is tried beside one that has not answered.
-_ANOTHER = 1.0
 # Seconds that an idle connection is kept; common servers close theirs after five.
 _KEPT = 4.0
 _MOST_HEADERS = 65_536
@@ -156,28 +145,17 @@ _NOT_IN_VALUES = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _NO_BODY = frozenset({204, 304})
 
 
-@cache
-def tls_context() -> ssl.SSLContext:
-    """Return what checks the certificates of APIs; it takes long to make."""
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
-    return context
-
-
 class Connections:
-    """Sends requests to a program, or to an API.
+    """Sends requests to a program.
 
     Args:
-        base: its address, like ``http://host:port``; requests go to paths below it.
-        resolve: returns the addresses that may be connected to; the system is asked when left out.
+        base: its address, ``http://host:port``.
     """
 
-    def __init__(self, base: str, resolve: Resolve | None = None) -> None:
+    def __init__(self, base: str) -> None:
         parts = urlsplit(base)
-        self._tls = tls_context() if parts.scheme == "https" else None
-        self._host, self._port = parts.hostname or "", parts.port or (443 if self._tls else 80)
-        self._netloc, self._path = parts.netloc, parts.path.rstrip("/")
-        self._resolve = resolve
+        self._host, self._port = parts.hostname or "", parts.port or 80
+        self._netloc = parts.netloc
         self._idle: deque[KeptConnection] = deque()
         self._all: set[KeptConnection] = set()
         # Local ports of connections that were closed before their answers were complete.
@@ -186,7 +164,7 @@ class Connections:
 
     async def send(self, request: Request, headers: Mapping[str, str]) -> KeptConnection:
         """Send a request, and return its answer."""
-        data = _written(request, headers, self._netloc, self._path)
+        data = _written(request, headers, self._netloc)
         connection = self._kept() or await self._connected()
         try:
             await connection.send(data, is_head=request.method == "HEAD")
@@ -238,33 +216,19 @@ class Connections:
         return None
 
     async def _connected(self) -> KeptConnection:
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT):
-                addresses = [self._host] if self._resolve is None else await self._resolve(self._host, self._port)
-                connection, _, errors = await staggered_race([partial(self._connect, each) for each in addresses], _ANOTHER)
+                _, connection = await loop.create_connection(lambda: KeptConnection(self, loop), self._host, self._port)
         except TimeoutError:
             raise NotReached("it did not take the connection in time") from None
-        except (OSError, UnicodeError) as error:
-            raise _not_reached(error) from None
-        if connection is None:
-            raise _not_reached(next(filter(None, errors), OSError("it has no address"))) from None
+        except OSError as error:
+            raise NotReached(error.strerror or str(error)) from None
+        self._all.add(connection)
         if self.closed:
             connection.abort()
             raise NotReached("it was stopped")
-        return cast("KeptConnection", connection)
-
-    async def _connect(self, address: str) -> KeptConnection:
-        loop = asyncio.get_running_loop()
-        name = self._host.rstrip(".") if self._tls else None
-        _, connection = await loop.create_connection(
-            lambda: KeptConnection(self, loop), address, self._port, ssl=self._tls, server_hostname=name
-        )
-        self._all.add(connection)
         return connection
-
-
-def _not_reached(error: Exception) -> NotReached:
-    return NotReached(getattr(error, "strerror", "") or str(error))
 
 
 class KeptConnection(asyncio.Protocol):
@@ -477,17 +441,15 @@ def _unzipped(unzip: zlib._Decompress, piece: bytes) -> Iterator[bytes]:
             yield text
 
 
-def _written(request: Request, headers: Mapping[str, str], netloc: str, base: str) -> bytes:
+def _written(request: Request, headers: Mapping[str, str], netloc: str) -> bytes:
     """Return a request as it is sent.
 
     Raises:
         Unfit: a header can't be sent.
     """
-    # What is quoted already stays as it is.
-    url = quote(base + request.url, safe=string.punctuation)
-    lines = [f"{request.method} {url} HTTP/1.1"]
-    if not any(name.lower() == "host" for name in headers):
-        lines.append(f"Host: {netloc}")
+    if not request.url.isascii() or not request.url.isprintable() or " " in request.url or not _NAME.fullmatch(request.method):
+        raise Unfit(f"its path {request.url[:60]!r} can't be sent")
+    lines = [f"{request.method} {request.url} HTTP/1.1", f"Host: {netloc}"]
     for name, value in headers.items():
         if not _NAME.fullmatch(name) or _NOT_IN_VALUES.search(value):
             raise Unfit(f"the header {name[:60]!r} can't be sent")

@@ -6,7 +6,7 @@ import asyncio
 import codecs
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,11 +23,16 @@ from toolbus.platform.backends.connections import (
     NotReached,
     Request,
     TooLong,
-    Unanswered,
     Unfit,
     request_of,
 )
 from toolbus.platform.backends.runner import Output
+
+if TYPE_CHECKING:
+    from toolbus.platform.backends.api import ApiAnswer, ApiSender
+
+    Sender = Connections | ApiSender
+    Received = KeptConnection | ApiAnswer
 
 EVENTS = "text/event-stream"
 
@@ -231,7 +236,7 @@ class HttpCalls:
     def __init__(
         self,
         endpoint: Endpoint,
-        sender: Connections | None = None,
+        sender: Sender | None = None,
         *,
         ended: Ended | None = None,
         told_within: float = TOLD_WITHIN,
@@ -287,14 +292,14 @@ class HttpCalls:
                 received = await self._sender.send(request, self._endpoint.headers())
         except TimeoutError:
             return f"{shown} was not answered within {within:g} s"
-        except (Unanswered, ToolbusError) as error:
+        except (Broken, BadAnswer, NotReached, TooLong, Unfit, ToolbusError) as error:
             return f"{shown} was not answered: {error}"
         received.close()
         return received.status
 
     async def unfinished(self) -> int:
         """Return how many calls the program goes on with although their connections were closed."""
-        return await self._sender.unfinished()
+        return await self._sender.unfinished() if isinstance(self._sender, Connections) else 0
 
     async def aclose(self) -> None:
         """Close all connections, and end the calls that wait for answers."""
@@ -324,10 +329,10 @@ class HttpCalls:
         except Broken as error:
             raise self._lost(f"closed the connection before its answer was complete ({error})", "connection_lost") from None
 
-    async def _read(self, shown: str, received: KeptConnection, output: Output) -> ToolResult:
+    async def _read(self, shown: str, received: Received, output: Output) -> ToolResult:
         answer = Answer(received.status, received.headers, b"")
         if not 200 <= answer.status < 300:
-            raise refusal(shown, msgspec.structs.replace(answer, body=await start_of(received)))
+            raise refusal(shown, msgspec.structs.replace(answer, body=await _start(received)))
         if answer.media_type == EVENTS or (self._endpoint.streams and answer.is_text and "content-length" not in answer.headers):
             pieces: list[str] = []
 
@@ -342,7 +347,7 @@ class HttpCalls:
         body = b"".join([chunk async for chunk in self._whole(received, shown)])
         return result_of(shown, Answer(answer.status, answer.headers, body))
 
-    async def _whole(self, received: KeptConnection, shown: str) -> AsyncIterator[bytes]:
+    async def _whole(self, received: Received, shown: str) -> AsyncIterator[bytes]:
         """Yield a body as it comes; one that ends with its connection is whole only if the program lives.
 
         Raises:
@@ -372,8 +377,8 @@ class HttpCalls:
         return ToolError(message, code=code, retryable=code == "connection_lost")
 
 
-async def start_of(received: KeptConnection) -> bytes:
-    """Return the start of an answer's body, which is whole if it is not longer than an error's."""
+async def _start(received: Received) -> bytes:
+    """Return the start of an error's body."""
     body = bytearray()
     async for chunk in received.chunks():
         body += chunk

@@ -8,27 +8,26 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from toolbus.bus.outbound import Guard, Resolve
+from yarl import URL
+
+from toolbus.bus.outbound import Guard
 from toolbus.bus.values.results import ConfigurationError, ToolError, ToolResult
 from toolbus.bus.values.secrets import value_of
-from toolbus.platform.backends.api import Authorization, Reach, allows, not_allowed
-from toolbus.platform.backends.connections import Connections
+from toolbus.platform.backends.api import ApiSender, Authorization, Resolver, allows, not_allowed
 from toolbus.platform.backends.http import Endpoint, HttpCalls
 from toolbus.platform.backends.runner import CannotStart, Instance, Line, Output, Runner, impossible
 from toolbus.platform.checks import check_url
 from toolbus.platform.records import RecordedTool, ToolSource
 
 _READY_WITHIN = 10.0
-# Some APIs refuse requests that do not say who asks.
-_USUAL = {"User-Agent": "toolbus", "Accept-Encoding": "gzip, deflate"}
 
 
 class RemoteInstance(Instance):
     """One API; it has no process."""
 
-    def __init__(self, calls: HttpCalls, resolve: Resolve, authorization: Authorization, health: str) -> None:
+    def __init__(self, calls: HttpCalls, sender: ApiSender, authorization: Authorization, health: str) -> None:
         self._calls = calls
-        self._resolve = resolve
+        self._sender = sender
         self._authorization = authorization
         self._health = health
 
@@ -59,7 +58,7 @@ class RemoteInstance(Instance):
     async def _prepare(self, deadline: float) -> None:
         try:
             async with asyncio.timeout_at(deadline or None):
-                await self._authorization.prepare(self._resolve)
+                await self._authorization.prepare(self._sender.session)
         except TimeoutError:
             message = "the API's place of tokens did not answer within the time of the call, so it was not made"
             raise ToolError(message, type="unavailable", code="no_token", retryable=True) from None
@@ -88,9 +87,7 @@ class RemoteRunner(Runner):
             check_url(base, "$.url")
             for url in (base, *filter(None, [authorization.token_url])):
                 self._check_address(url)
-            given = {name.lower() for name in source.headers}
-            usual = {name: value for name, value in _USUAL.items() if name.lower() not in given}
-            headers, query = _pairs(usual | source.headers, authorization.headers), _pairs(source.query, authorization.query)
+            headers, query = _pairs(source.headers, authorization.headers), _pairs(source.query, authorization.query)
             headers(), query()
         except (ConfigurationError, ToolError) as error:
             raise impossible(str(error)) from None
@@ -104,9 +101,10 @@ class RemoteRunner(Runner):
             headers=headers,
             query=query,
         )
-        reach = Reach(self._allowed, self._guard)
-        calls = HttpCalls(endpoint, Connections(base, reach.addresses))
-        instance = RemoteInstance(calls, reach.addresses, authorization, path if kind == "path" else "")
+        resolver = Resolver(self._allowed, self._guard)
+        sender = ApiSender(base, resolver, resolver.check)
+        calls = HttpCalls(endpoint, sender)
+        instance = RemoteInstance(calls, sender, authorization, path if kind == "path" else "")
         try:
             reason = await instance.health()
         except BaseException:
@@ -114,18 +112,18 @@ class RemoteRunner(Runner):
             raise
         if reason:
             await calls.aclose()
-            raise CannotStart(reason, permanent=reach.has_refused)
+            raise CannotStart(reason, permanent=resolver.has_refused)
         return instance
 
     def _check_address(self, url: str) -> None:
         """Refuse an address that is a number of a private one, which no resolver is asked about."""
-        parts = urlsplit(url)
-        host = parts.hostname or ""
+        # The host is the one that the client connects to.
+        host = URL(url).host or ""
         try:
             ipaddress.ip_address(host)
         except ValueError:
             return
-        port = parts.port or (443 if parts.scheme == "https" else 80)
+        port = urlsplit(url).port or (443 if urlsplit(url).scheme == "https" else 80)
         if not allows(self._allowed, host, port) and not self._guard.permits(host):
             raise ConfigurationError(not_allowed(host))
 

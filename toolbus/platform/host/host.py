@@ -311,7 +311,7 @@ async def make_runner(kind: str, host: str, allowed: Collection[str] = (), *, co
         allowed: hosts that APIs may be at although their addresses are not public.
         confine: whether programs that models wrote are confined, and refused where they can't be.
     """
-    # An import takes long, and the host would answer nothing meanwhile.
+    # A library such as aiohttp takes half a second, in which the host would answer nothing.
     make = await asyncio.to_thread(pkgutil.resolve_name, KINDS[kind])
     own: dict[str, dict[str, Any]] = {"docker": {"host": host}, "remote": {"allowed": allowed}, "local": {"confine": confine}}
     runner: Runner = make(**own[kind])
