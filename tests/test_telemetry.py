@@ -388,7 +388,17 @@ def test_first_failure_of_a_run_stays(spans: InMemorySpanExporter) -> None:
     assert (spans.get_finished_spans()[0].attributes or {})["error.type"] == "deadline_exceeded"
 
 
-@pytest.mark.parametrize("traceparent", ["", "x", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "00-" + "é" * 32 + "-1-01", "\x00" * 1000])
+@pytest.mark.parametrize(
+    "traceparent",
+    [
+        "",
+        "x",
+        *(f"00-{each * 32}-{each * 16}-{flags}" for each in "0AéX" for flags in ("00", "01", "02")),
+        "ff-" + "a" * 32 + "-" + "b" * 16 + "-00",
+        "00-" + "é" * 32 + "-1-01",
+        "\x00" * 1000,
+    ],
+)
 def test_unreadable_traceparent_starts_a_new_trace(spans: InMemorySpanExporter, traceparent: str) -> None:
     """A missing or malformed trace context, or the worker's ambient span, never becomes a handler's parent."""
     with tracer().start_as_current_span("ambient"), handler_span(traceparent):
@@ -416,6 +426,7 @@ def test_a_dropped_run_is_current_with_ids_of_its_own(root: Sampler, flags: str)
     token = attach(set_value("mine", "kept"))
     with telemetry.providers(tracer=TracerProvider(sampler=ParentBased(root))):
         with handler_span(caller):
+            assert "NonRecordingSpan" in repr(trace.get_current_span()), "a handler may show it before it asks for ids"
             found = trace.get_current_span().get_span_context()
             assert trace.get_current_span().get_span_context() == found
             assert get_value("mine") == "kept"

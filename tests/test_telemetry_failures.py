@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import pytest
 import structlog
 from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.sampling import Sampler
@@ -234,3 +235,15 @@ def test_nothing_that_an_application_raises_comes_out(
     said = caplog.text.count("telemetry.failed") + capsys.readouterr().err.count("said once")
     # The SDK says itself what its exporters raise.
     assert said == (0 if part == "exporter" else 1)
+
+
+def test_what_can_not_be_reported_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that an application's provider does not take are lost with their batch, and so are the runs beside them."""
+    monkeypatch.setattr(metrics.Instruments, "_report_calls", fail)
+    with telemetry.providers(meter=MeterProvider(shutdown_on_exit=False)):
+        for _ in range(1_000):
+            telemetry.record_call("t", "s", 0.1, None)
+            telemetry.record_run("s", 0.1, 0.1, 1, "")
+        found = metrics._instruments
+        assert found is not None
+        assert len(found.calls) + len(found.runs) <= 2 * metrics._BATCH

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -218,3 +219,34 @@ async def test_calls_of_a_sticky_session_run_in_the_models_order(way: str, names
     assert walk.steps == dict.fromkeys(sessions, expected)
     for each in told:
         assert each["t1c7"] == "/".join(expected)
+
+
+async def test_a_place_is_left_when_the_bus_was_closed_before(namespace: str) -> None:
+    """A run of the Agents SDK may outlive the bus; the one that is opened next is not held up."""
+    pytest.importorskip("agents")
+    from toolbus.adapters.openai_agents import function_tools
+
+    @tool(service="orders", effect="read")
+    async def order(amount: int) -> str:
+        """Order."""
+        return f"{amount} ordered"
+
+    bus, over, context = ToolBus("memory://", namespace=namespace), asyncio.Event(), Desk()
+    async with Worker([order], url="memory://", namespace=namespace):
+        async with bus:
+            await bus.wait_for_tool("order")
+            executor = bus.executor(sequential=["order"])
+            [guardrail] = function_tools(executor)[0].tool_input_guardrails or []
+
+            async def run() -> None:
+                await guardrail.guardrail_function(cast("Any", SimpleNamespace(context=context)))
+                over.set()
+                await asyncio.Event().wait()
+
+            running = asyncio.create_task(run())
+            await asyncio.wait_for(over.wait(), 5)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        async with bus:
+            await bus.wait_for_tool("order")
+            assert (await asyncio.wait_for(executor.execute("order", {"amount": 1}), 5)).output == "1 ordered"

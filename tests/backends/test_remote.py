@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -48,11 +49,17 @@ class Api:
             return web.json_response({"detail": "expired"}, status=401)
         return web.json_response({"headers": dict(request.headers), "query": dict(request.query), "body": await request.text()})
 
-    async def token(self, request: web.Request) -> web.Response:
+    async def token(self, request: web.Request) -> web.StreamResponse:
         """Give out a token."""
         self.forms.append({**await request.post(), "by": request.headers.get("Authorization", "")})
         self.tokens.append(f"t{len(self.tokens)}")
-        return web.json_response({"access_token": self.tokens[-1], "token_type": "bearer", "expires_in": 3600})
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        # It comes in two pieces, of which the first one is read before the other is sent.
+        await answer.write(f'{{"access_token": "{self.tokens[-1]}", "token_type": '.encode())
+        await asyncio.sleep(0.05)
+        await answer.write(b'"bearer", "expires_in": 3600}')
+        return answer
 
 
 @asynccontextmanager

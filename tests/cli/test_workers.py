@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
 import pkgutil
 import sys
 from pathlib import Path
@@ -177,6 +177,13 @@ def test_a_module_outside_of_any_project_is_its_own_owner(shell: Shell) -> None:
     eventually_sync(lambda: owners(shell, "lone") == {"lone"})
     worker.terminate()
     assert worker.wait(15) == 0
+
+
+def test_an_entry_point_may_have_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The format allows them around the colon, and metadata has them as they were written."""
+    points = [importlib.metadata.EntryPoint(name, value, "") for name, value in (("a", "m.n : x"), ("b", "m.n: x [e]"), ("c", "m.n"))]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: points)
+    assert [each.target for each in loading.installed_services.__wrapped__()] == ["m.n:x", "m.n:x", "m.n"]
 
 
 def test_installed_services_are_owned_by_their_distribution(shell: Shell) -> None:

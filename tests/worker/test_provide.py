@@ -275,3 +275,17 @@ def test_data_is_never_taken_for_a_service() -> None:
     kinds: list[type] = [Query, re.Pattern, threading.Lock().__class__, dict, int]
     assert [kind for kind in kinds if kind in services] == []
     assert Store in services
+
+
+def test_of_two_services_with_one_name_the_workers_own_comes_last() -> None:
+    """The last one of a name is what the text of an annotation means."""
+    process, own = [type("Database", (), {}) for _ in range(2)]
+    for _ in range(20):
+        provide(type("Other", (), {}), lambda: None)
+    provide(process, process())
+
+    async def query(sql: str) -> str:
+        return sql
+
+    found = provide_module.injected({"properties": {"sql": {}}}, query, provide_module.Services({own: own()}))
+    assert [each for each in found if each.__name__ == "Database"] == [process, own]

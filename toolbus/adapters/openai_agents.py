@@ -86,12 +86,13 @@ def _function_tool(executor: ToolExecutor, function: dict[str, Any], ordered: bo
             return executor.place(executor.find(name))
 
         place = places[data.context] = await run_at_home(executor, take)
-        task = asyncio.current_task()
+        # The bus may be closed by then.
+        home, task = executor.loop, asyncio.current_task()
 
         def ended(_: object) -> None:
             # A call that a hook has ended never claims its place.
             with suppress(RuntimeError):
-                executor.loop.call_soon_threadsafe(place.leave)
+                home.call_soon_threadsafe(place.leave)
 
         if task is not None:
             task.add_done_callback(ended)

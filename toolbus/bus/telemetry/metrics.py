@@ -97,8 +97,11 @@ class Instruments:
     def report(self) -> None:
         """Report what was noted to the provider; return when it has all that was noted before."""
         with self._reporting:
-            self._report_calls([self.calls.popleft() for _ in range(len(self.calls))])
-            self._report_runs([self.runs.popleft() for _ in range(len(self.runs))])
+            # Both are taken out first: what can't be reported is lost, and does not grow.
+            calls = [self.calls.popleft() for _ in range(len(self.calls))]
+            runs = [self.runs.popleft() for _ in range(len(self.runs))]
+            self._report_calls(calls)
+            self._report_runs(runs)
 
     def _report_calls(self, calls: list[_Call]) -> None:
         alike: dict[tuple[str, str, str], list[_Value]] = {}

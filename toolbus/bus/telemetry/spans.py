@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import Token
@@ -37,10 +38,8 @@ from toolbus.bus.values.results import CallCancelled, ErrorInfo, ToolError
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?").fullmatch
 
 
-_LENGTH = 55
-"""Characters of a traceparent of the first version."""
-_DROPPED = ("-00", "-02")
-"""The ends of one whose trace is not sampled."""
+# One of the first version whose trace is not sampled.
+_DROPPED = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-0[02]").fullmatch
 (_KEY,) = set_span_in_context(INVALID_SPAN, Context())
 """Of the current span in a context."""
 
@@ -162,7 +161,7 @@ def handler_span(traceparent: str, *, tool: str, service: str, id: str, attempt:
     try:
         starts, lean = _tracer(provider)
         if lean is not None:
-            if lean.follows and len(traceparent) == _LENGTH and traceparent.endswith(_DROPPED):
+            if lean.follows and _DROPPED(traceparent) is not None:
                 return HandlerSpan(attach(Context({**get_current(), _KEY: _Dropped(lean, traceparent)})), None)
             caller = _caller(traceparent)
             drawn = lean.draw(caller)
@@ -184,18 +183,24 @@ def _traceparent(trace_id: int, span_id: int, flags: int) -> str:
     return f"00-{trace_id.to_bytes(16).hex()}-{span_id.to_bytes(8).hex()}-{flags:02x}"
 
 
+_drawing = threading.Lock()
+
+
 class _Dropped(NonRecordingSpan):
     """The span of a run that follows its caller's decision to drop it; it has ids when somebody asks for them."""
 
     def __init__(self, lean: Lean, traceparent: str) -> None:
-        self._lean: Lean | None = lean
-        self._traceparent = traceparent
+        self._lean, self._traceparent = lean, traceparent
 
-    def get_span_context(self) -> SpanContext:
-        """Return its ids."""
-        if self._lean is not None:
-            self._context, self._lean = context_of(self._lean.draw(_caller(self._traceparent)), None), None
-        return self._context
+    def __getattr__(self, name: str) -> SpanContext:
+        # What the class above has from the start.
+        if name != "_context":
+            raise AttributeError(name)
+        with _drawing:
+            if name not in vars(self):
+                self._context = context_of(self._lean.draw(_caller(self._traceparent)), None)
+        found: SpanContext = vars(self)[name]
+        return found
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -94,7 +94,7 @@ class Handler(msgspec.Struct, eq=False):
     retry: Retry | None
     isolated: FunctionTool | None = None
     check: Callable[[Mapping[str, Any]], object] | None = None
-    tenants: tuple[str, ...] = ()
+    tenants: Collection[str] = ()
     cache: bool | None = None
     beside: bool = False
     coroutine: bool = False
@@ -110,6 +110,7 @@ class Handler(msgspec.Struct, eq=False):
         generates = inspect.isasyncgenfunction(called) or inspect.isgeneratorfunction(called)
         self.threaded = self.isolated is None and not self.coroutine and not generates
         self.retry = None if self.effect == "once" else self.retry
+        self.tenants = frozenset(self.tenants)
 
 
 class Served:

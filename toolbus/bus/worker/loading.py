@@ -335,7 +335,12 @@ def installed_services() -> tuple[InstalledService, ...]:
     import importlib.metadata  # noqa: PLC0415 - a worker that serves files does without it, and it loads many others
 
     found = {
-        InstalledService(point.name, point.value.partition("[")[0].strip(), point.dist.name if point.dist else "", tuple(point.extras))
+        InstalledService(
+            point.name,
+            f"{point.module}:{point.attr}" if point.attr else point.module,
+            point.dist.name if point.dist else "",
+            tuple(point.extras),
+        )
         for point in importlib.metadata.entry_points(group=GROUP)
     }
     return tuple(sorted(found, key=lambda each: (each.name, each.distribution)))

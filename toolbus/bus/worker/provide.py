@@ -121,7 +121,8 @@ def injected(parameters: Mapping[str, Any] | None, bound: Callable[..., Any], se
     named: Mapping[str, Any] = parameters.get("properties", {})
     found = read_signature(bound, injected=services, skip_self=False).injected
     arguments = {type_ for name, type_ in found.items() if name in named and not services.provides(type_)}
-    return {*services, *found.values()} - arguments
+    # In this order, since the last of several with one name is what an annotation's text means.
+    return {type_: None for type_ in (*services, *found.values()) if type_ not in arguments}
 
 
 def has_factory(type_: type) -> bool:

@@ -156,7 +156,7 @@ class Run(msgspec.Struct, eq=False):
             if request.events:
                 self.send(self.frame("start"))
             span = self._traced() if telemetry.active() else None
-            around = self.context.middleware or self.served.restores_sessions or (span is not None and span.span)
+            around = self.context.middleware or self.served.restores_sessions or (span is not None and (span.span or self.once))
             if self.handler.coroutine and not around:
                 # The most frequent kind, without a coroutine in between.
                 if self.once:

@@ -394,7 +394,8 @@ async def confirm_list(bus: ToolBus, user: OfUser, output: Output) -> None:
 async def confirm_show(bus: ToolBus, id: str, full: Annotated[bool, option("Show all arguments, also long ones.")], output: Output) -> None:
     """Print one request with its arguments; long values are shortened one by one."""
     found = await bus.confirmations.get(await _whole(bus, id))
-    emit(output, found, _text(found, full=full))
+    if emit(output, found):
+        print_line(_text(found, full=full))
 
 
 @command("allow", into=confirm_command)

@@ -52,8 +52,10 @@ def needing(extra: str, what: str) -> Iterator[None]:
     """
     try:
         yield
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"{what} needs {error.name}: pip install 'toolbus[{extra}]'") from None
     except ImportError as error:
-        raise ConfigurationError(f"{what} needs {error.name or error}: pip install 'toolbus[{extra}]'") from None
+        raise ConfigurationError(f"{what} needs another version of a package ({error}): pip install 'toolbus[{extra}]'") from None
 
 
 def ask_first(question: str, *, yes: bool) -> None:

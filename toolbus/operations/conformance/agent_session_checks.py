@@ -125,8 +125,12 @@ async def sweeps(scene: AgentScene) -> None:
     """Once a lease it takes workers whose lease has ended out of the registry."""
     instance = await scene.register("conformance-dead", "conformance-unserved")
     await scene.probe.run("ZADD", scene.keys.live, int(time.time() * 1000) - 10_000, f"conformance-dead/{instance}")
-    problem = "the service of a dead worker is still in the registry"
-    await until_not(lambda: scene.probe.run("HEXISTS", scene.keys.services, "conformance-dead"), 4 * LEASE, problem)
+
+    async def is_gone() -> bool:
+        scene.check_alive()
+        return not await scene.probe.run("HEXISTS", scene.keys.services, "conformance-dead")
+
+    await until(is_gone, 4 * LEASE, "the service of a dead worker is still in the registry")
 
 
 @SESSIONS.check("A55", 3)

@@ -611,7 +611,12 @@ async def reconnects(scene: WorkerScene) -> None:
         # As `cancel.lua` does, whose message comes while nobody listens.
         await scene.probe.run("ZADD", scene.keys.cancelled(SERVICE), await scene.now() + 30_000, cancelled.id)
         proxy.cut()
-        await until(partial(scene.is_finished, cancelled), 10.0, "a call that was cancelled while it had no connection goes on")
+
+        async def is_stopped() -> bool:
+            scene.program.check_alive()
+            return await scene.is_finished(cancelled)
+
+        await until(is_stopped, 10.0, "a call that was cancelled while it had no connection goes on")
         # A script that was not answered is run again, so frames may come twice.
         frames = {frame.get("seq", 0): frame for frame in await scene.ended(kept)}
         check_count([frames[seq] for seq in sorted(frames)], 30, "a call that ran meanwhile")

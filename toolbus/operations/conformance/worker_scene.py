@@ -225,7 +225,8 @@ class WorkerScene(RegisteredWorker):
 
         async def waits_there() -> bool:
             if frames := await self.frames(sent):
-                raise Broken(f"it was run, or ended as {error_of(frames)!r}, although {which} lives")
+                error = error_of(frames)
+                raise Broken(f"it was run{error and f', or ended as {error!r},'} although {which} lives")
             return await self.waits_for(sent, worker)
 
         await until(waits_there, 5.0, f"it does not wait for {which}")

@@ -104,7 +104,11 @@ class Authorization:
                 asyncio.timeout(_WITHIN),
                 session.post(URL(self.token_url), data=form, headers=headers, allow_redirects=False) as response,
             ):
-                body = await response.content.read(_MOST_TOKEN)
+                body = bytearray()
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > _MOST_TOKEN:
+                        raise _refused("answered with what is no token")
                 if response.status != 200:
                     raise _refused(f"answered {response.status}")
                 token = msgspec.json.decode(body, type=_Token)

@@ -117,7 +117,7 @@ class Model(msgspec.Struct, frozen=True):
             ConfigurationError: a variable is missing.
         """
         if wrong := missing(os.environ):
-            raise ConfigurationError(f"the coding agent needs a model: {wrong}")
+            raise ConfigurationError(f"the coding agent needs a model: {wrong.replace('pass --model or ', '')}")
         return cls(os.environ.get(BASE_URL) or OPENAI, os.environ[KEY].strip(), os.environ[MODEL].strip())
 
 

@@ -7,7 +7,6 @@ import base64
 import hashlib
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
@@ -47,7 +46,6 @@ class Resolution(msgspec.Struct, frozen=True):
     ordered: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Tool:
     """One tool as an agent sees it; immutable. ``descriptor`` has everything its publisher said.
 
@@ -60,28 +58,35 @@ class Tool:
         preparer: checks and casts arguments; None before the first call, since compiling a schema takes its time.
     """
 
+    __slots__ = ("available", "descriptor", "digest", "name", "owner", "preparer", "resolution", "service_descriptor")
+
+    name: str
     descriptor: ToolDescriptor
     service_descriptor: ServiceDescriptor | None
-    _: KW_ONLY
     available: bool
     owner: str
     digest: str
-    name: str = field(init=False)
-    resolution: Resolution = field(init=False)
-    preparer: Preparer | None = field(default=None, init=False)
+    resolution: Resolution
+    preparer: Preparer | None
 
-    def __post_init__(self) -> None:
-        """Resolve the target of its calls."""
-        write, descriptor = object.__setattr__, self.descriptor
+    def __init__(self, descriptor: ToolDescriptor, service: ServiceDescriptor | None, *, available: bool, owner: str, digest: str) -> None:
+        write = object.__setattr__
         write(self, "name", descriptor.name)
+        write(self, "descriptor", descriptor)
+        write(self, "service_descriptor", service)
+        write(self, "available", available)
+        write(self, "owner", owner)
+        write(self, "digest", digest)
+        write(self, "preparer", None)
         # An operator's descriptor may stand for another service, which takes from the queue that it names.
-        served = self.service_descriptor or ServiceDescriptor(descriptor.service)
+        served = service or ServiceDescriptor(descriptor.service)
         sticky = served.sticky_sessions
         ordered = sticky and descriptor.sequential is not False
         place = (served.id, served.queue, served.queue_limit)
-        write(
-            self, "resolution", Resolution(*place, descriptor.config, descriptor.effect, descriptor.timeout, self.digest, sticky, ordered)
-        )
+        write(self, "resolution", Resolution(*place, descriptor.config, descriptor.effect, descriptor.timeout, digest, sticky, ordered))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Tool is immutable; {name!r} can't be set")
 
     @property
     def description(self) -> str:

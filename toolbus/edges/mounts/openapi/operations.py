@@ -385,10 +385,11 @@ class _Reader:
             return None
         if any(key in plain for key in ("allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "minProperties", "dependentRequired")):
             return None
-        needed = _listed(plain.get("required"))
+        listed = _listed(plain.get("required"))
         # An optional body is left out as a whole, which its fields can't say.
-        if plain.get("nullable") or (needed and not required):
+        if plain.get("nullable") or (listed and not required):
             return None
+        needed = {name for name in listed if isinstance(name, str)}
         fields: dict[str, str] = {}
         for name, each in properties.items():
             if isinstance(each, dict) and each.get("readOnly") is True:
