@@ -11,6 +11,7 @@ from toolbus.bus.broker.protocols import WorkerListener
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.take.requests import RequestStream
 from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.settings import Settings
 
 
@@ -34,4 +35,4 @@ class WorkerStep(msgspec.Struct, eq=False):
 
     def __repr__(self) -> str:
         # Steps have one another, and what users' calls say; whatever shows the locals of a frame would print it all.
-        return f"<{type(self).__name__} of {self.instance}>"
+        return f"<{type_name(self)} of {self.instance}>"

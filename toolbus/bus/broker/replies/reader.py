@@ -107,7 +107,7 @@ class ReplyReader(msgspec.Struct, eq=False):
         self._key_read = self.key.encode()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.agent}>"
+        return f"<ReplyReader of {self.agent}>"
 
     async def run(self) -> None:
         """Read until cancelled."""
