@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from tests.broker.fakes import SETTINGS
+from tests.broker.fakes import KEYS, SETTINGS
 from tests.broker.taking import Restless, Taking
 from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.opening import Failing as Patience
+from toolbus.bus.broker.worker import WorkerSteps
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
 
 pytestmark = pytest.mark.anyio
@@ -89,6 +92,13 @@ async def test_a_long_lease_gives_more_time(taking: Taking) -> None:
     assert failing.failures == []
     await failing.read(FORBIDDEN, after=0.2)
     assert len(failing.failures) == 1
+
+
+async def test_the_steps_of_a_worker_wait_for_its_own_lease(taking: Taking) -> None:
+    """What can take nothing and what can finish nothing both get the lease that the worker has."""
+    settings = msgspec.structs.replace(SETTINGS, lease=20.0)
+    steps = WorkerSteps(settings, Connector.of(settings), KEYS, "mine", taking.bench.clock, taking.bench.as_listener)
+    assert (steps.intake.failing.lease, steps.outbox.failing.lease) == (20.0, 20.0)
 
 
 async def test_a_read_that_is_not_refused_starts_the_count_anew(taking: Taking) -> None:
