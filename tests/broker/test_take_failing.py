@@ -95,7 +95,7 @@ async def test_a_long_lease_gives_more_time(taking: Taking) -> None:
 
 
 async def test_the_steps_of_a_worker_wait_for_its_own_lease(taking: Taking) -> None:
-    """What can take nothing and what can finish nothing both get the lease that the worker has."""
+    """The taking and the finishing of calls are both given up by the lease that the worker has."""
     settings = msgspec.structs.replace(SETTINGS, lease=20.0)
     steps = WorkerSteps(settings, Connector.of(settings), KEYS, "mine", taking.bench.clock, taking.bench.as_listener)
     assert (steps.intake.failing.lease, steps.outbox.failing.lease) == (20.0, 20.0)
