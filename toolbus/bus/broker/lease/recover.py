@@ -124,13 +124,10 @@ async def hand_back(link: Link, deliveries: Sequence[Delivery]) -> None:
 
 async def _hand_back(link: Link, stream: RequestStream, own: Sequence[Delivery]) -> None:
     for start in range(0, len(own), _MOST_AT_ONCE):
-        part = [
-            delivery
-            for delivery in own[start : start + _MOST_AT_ONCE]
-            if delivery.is_held and delivery.fence.generation == stream.fence_known.generation
-        ]
-        for delivery in part:
-            stream.let_go(delivery)
+        known = stream.fence_known.generation
+        part = [delivery for delivery in own[start : start + _MOST_AT_ONCE] if stream.let_go(delivery)]
+        # One that came under a generation that has ended is not ours to give: no longer renewed, it is taken over after a lease.
+        part = [delivery for delivery in part if delivery.fence.generation == known]
         if part:
             notes = [stream.pause_key(delivery.entry) for delivery in part if delivery.begun]
             args: list[bytes | str | int] = [stream.consumer, *common_fence(part), stream.wake, stream.service]
