@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -141,6 +143,33 @@ def test_spans_are_kept_as_the_sampler_would(monkeypatch: pytest.MonkeyPatch, sa
         assert (found.trace_id, found.trace_flags, found.is_remote) == (expected.trace_id, expected.trace_flags, expected.is_remote)
         assert found.trace_state == expected.trace_state
     provider.shutdown()
+
+
+@pytest.mark.parametrize("rate", [0.0, 2**-64, 0.25, 1.0])
+def test_traces_that_calls_begin_are_kept_as_the_sampler_would(rate: float) -> None:
+    """The header of a new trace has the decision that the sampler makes of its id, and no two are the same."""
+    sampler = TraceIdRatioBased(rate)
+    with telemetry.providers(tracer=TracerProvider(sampler=sampler)):
+        lean = Lean(tracer())
+        headers = [lean.root() for _ in range(500)]
+    assert len({header[:35] for header in headers}) == len({header[36:52] for header in headers}) == 500
+    for header in headers:
+        version, trace_id, span_id, flags = header.split("-")
+        assert (version, len(trace_id), len(span_id)) == ("00", 32, 16)
+        asked = sampler.should_sample(None, int(trace_id, 16), "x")
+        assert int(flags, 16) == 2 | asked.decision.is_sampled()
+
+
+def test_a_forked_process_begins_other_traces_than_its_parent() -> None:
+    """Ids are drawn many at a time, and those that a child was born with are its parent's."""
+    program = (
+        "import os\nfrom opentelemetry.sdk.trace import TracerProvider\nfrom toolbus.bus import telemetry\n"
+        "def header():\n    return telemetry.start_call_span(tool='t', service='s', id='i', agent='a').traceparent\n"
+        "with telemetry.providers(tracer=TracerProvider()):\n    header()\n    child = os.fork()\n    print(header(), flush=True)\n"
+        "    child and os.waitpid(child, 0)\n"
+    )
+    said = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert len(set(said.split())) == 2
 
 
 def touch(span: Any) -> None:

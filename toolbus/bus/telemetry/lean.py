@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import random
 import re
 import threading
 import time
@@ -17,7 +18,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, Span, SpanContext, SpanKind, TraceFlags, TraceState, set_span_in_context
 
 SAMPLED, _RANDOM, _KNOWN = 1, 2, 3
-_FLAGS = tuple(TraceFlags(flags) for flags in range(4))
+FLAGS = tuple(TraceFlags(flags) for flags in range(4))
 _LOW_BITS = (1 << 64) - 1
 """The bits of a trace's id that ``TraceIdRatioBased`` compares with its bound."""
 _ATTRIBUTES = 16
@@ -31,6 +32,10 @@ _FOLLOWING = re.compile(
     r"localParentSampled:AlwaysOnSampler,localParentNotSampled:AlwaysOffSampler\}"
 ).fullmatch
 
+
+_ROOTS = 64
+"""So many traces are begun at once: one by one, their ids take three times as long."""
+_NO_ID = "0" * 16
 
 Drawn = tuple[int, int, int]
 """The ids of a trace and of a span in it, and the trace's flags."""
@@ -48,10 +53,10 @@ class Lean:
     """
 
     def __init__(self, tracer: Any) -> None:
-        from opentelemetry.sdk.trace import SynchronousMultiSpanProcessor, export, sampling  # noqa: PLC0415 - loaded with the SDK
+        from opentelemetry.sdk.trace import ReadableSpan, SynchronousMultiSpanProcessor, export, sampling  # noqa: PLC0415 - loaded with the SDK
         from opentelemetry.sdk.trace.id_generator import RandomIdGenerator  # noqa: PLC0415 - see above
 
-        self.tracer, self.ids, self._setup = tracer, tracer.id_generator, _setup(tracer)
+        self.tracer, self.ids, self.ended, self._setup = tracer, tracer.id_generator, ReadableSpan, _setup(tracer)
         sampler, limits, said = tracer.sampler, tracer._span_limits, tracer.sampler.get_description()
         followers = {sampling.ParentBased, sampling.ParentBasedTraceIdRatio}
         self.follows = _FOLLOWING(said) is not None
@@ -76,6 +81,7 @@ class Lean:
             raise ValueError("another set-up")
         rate = float(root[2]) if root[2] else float(root[1] == "AlwaysOnSampler")
         self._bound = sampling.TraceIdRatioBased.get_bound_for_rate(rate)
+        self._roots: list[str] = []
         self._random = _RANDOM if self.ids.is_trace_id_random() else 0
 
     def holds(self) -> bool:
@@ -83,6 +89,26 @@ class Lean:
         now = self.tracer
         sampler, processors, config = self._setup
         return now.sampler is sampler and now.span_processor._span_processors is processors and now._tracer_config is config
+
+    def root(self) -> str:
+        """Return the header of a new trace: its ids as the tracer would make them, and whether it is kept."""
+        while True:
+            try:
+                return self._roots.pop()
+            except IndexError:
+                self._roots = self._draw_roots()
+
+    def _draw_roots(self) -> list[str]:
+        text = ""
+        while not text or _NO_ID in text:
+            text = random.getrandbits(192 * _ROOTS).to_bytes(24 * _ROOTS).hex()
+        # As long as the ids they are compared with, so that they are in the order of the numbers.
+        bound = f"{self._bound:016x}" if self._bound <= _LOW_BITS else "g"
+        dropped, kept = f"{self._random:02x}", f"{self._random | SAMPLED:02x}"
+        return [
+            f"00-{text[at : at + 32]}-{text[at + 32 : at + 48]}-{kept if text[at + 16 : at + 32] < bound else dropped}"
+            for at in range(0, len(text), 48)
+        ]
 
     def draw(self, parent: SpanContext | None) -> Drawn:
         """Return the ids of a new span as the tracer would make them, and whether it is kept."""
@@ -99,13 +125,13 @@ class Lean:
     def keep(self, name: str, drawn: Drawn, parent: SpanContext | None, kind: SpanKind, attributes: dict[str, Any]) -> Span:
         """Start a span that is kept."""
         if parent is None or not parent.is_valid:
-            return LeanSpan(self.tracer, name, context_of(drawn, None), None, kind, attributes)
-        return LeanSpan(self.tracer, name, context_of(drawn, parent.trace_state), parent, kind, attributes)
+            return LeanSpan(self, name, context_of(drawn, None), None, kind, attributes)
+        return LeanSpan(self, name, context_of(drawn, parent.trace_state), parent, kind, attributes)
 
 
 def context_of(drawn: Drawn, state: TraceState | None) -> SpanContext:
     """Return the context of a span."""
-    return SpanContext(drawn[0], drawn[1], False, _FLAGS[drawn[2]], state)
+    return SpanContext(drawn[0], drawn[1], False, FLAGS[drawn[2]], state)
 
 
 def _setup(tracer: Any) -> tuple[Any, Any, Any]:
@@ -126,12 +152,12 @@ def _by_sdk(name: str) -> Any:
 class LeanSpan(Span):
     """A span that is kept. The SDK makes one with the same ids in its place when somebody does more with it than to end it."""
 
-    __slots__ = ("_attributes", "_context", "_ended", "_kind", "_made", "_name", "_parent", "_started", "_tracer")
+    __slots__ = ("_attributes", "_context", "_ended", "_kind", "_lean", "_made", "_name", "_parent", "_started")
 
     def __init__(
-        self, tracer: Any, name: str, context: SpanContext, parent: SpanContext | None, kind: SpanKind, attributes: dict[str, Any]
+        self, lean: Lean, name: str, context: SpanContext, parent: SpanContext | None, kind: SpanKind, attributes: dict[str, Any]
     ) -> None:
-        self._tracer, self._name, self._context, self._parent = tracer, name, context, parent
+        self._lean, self._name, self._context, self._parent = lean, name, context, parent
         self._kind, self._attributes, self._started = kind, attributes, time.time_ns()
         self._made: Span | None = None
         self._ended = False
@@ -146,16 +172,14 @@ class LeanSpan(Span):
 
     def end(self, end_time: int | None = None) -> None:
         """End it, and hand it to the processors."""
-        from opentelemetry.sdk.trace import ReadableSpan  # noqa: PLC0415 - loaded with the SDK
-
         with _making:
             made, over, self._ended = self._made, self._ended, True
         if made is not None:
             made.end(end_time)
         elif not over:
-            tracer = self._tracer
+            tracer = self._lean.tracer
             tracer.span_processor.on_end(
-                ReadableSpan(
+                self._lean.ended(
                     self._name,
                     self._context,
                     self._parent,
@@ -192,7 +216,7 @@ class LeanSpan(Span):
     def _by_tracer(self) -> Span:
         from opentelemetry.sdk.trace.sampling import ALWAYS_ON  # noqa: PLC0415 - loaded with the SDK
 
-        tracer = copy.copy(self._tracer)
+        tracer = copy.copy(self._lean.tracer)
         tracer.sampler, tracer.id_generator = ALWAYS_ON, _These(self._context)
         within = Context() if self._parent is None else set_span_in_context(NonRecordingSpan(self._parent), Context())
         made: Span = tracer.start_span(self._name, within, self._kind, self._attributes, start_time=self._started)

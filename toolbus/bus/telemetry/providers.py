@@ -56,6 +56,8 @@ class _Api:
         self._is_named = f"OTEL_PYTHON_{kind.upper()}_PROVIDER" in os.environ
         self._source: Any = None
         self._get: Any = None
+        # The last one that exports something.
+        self._found: Any = None
         self.provider: Any = None
 
     def exporting(self) -> Any:
@@ -69,7 +71,11 @@ class _Api:
             # Until an SDK is loaded, the function reads the environment each time (0.9 µs) for one variable that makes it load an SDK.
             # When that variable is not set, reading the global that it returns is enough.
             provider = self._get() if self._source is None else getattr(self._source, self._variable)
-        return None if provider is None or type(provider).__module__.startswith(self._module) else provider
+        if provider is not self._found:
+            if type(provider).__module__.startswith(self._module):
+                return None
+            self._found = provider
+        return provider
 
     def load(self) -> Any:
         """Load the API, and return its module."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from opentelemetry.trace import (
 from toolbus.bus.support.safe_text import is_a, reason_of, traceback_of, type_name
 from toolbus.bus.telemetry.contained import contained, report_failure
 from toolbus.bus.telemetry.events import NAME
-from toolbus.bus.telemetry.lean import SAMPLED, Lean, context_of
+from toolbus.bus.telemetry.lean import FLAGS, SAMPLED, Lean, context_of
 from toolbus.bus.telemetry.providers import active
 from toolbus.bus.values.results import CallCancelled, ErrorInfo, ToolError
 
@@ -40,10 +41,20 @@ _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([
 
 # One of the first version whose trace is not sampled.
 _DROPPED = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-0[02]").fullmatch
+_UNSAMPLED = ("00", "02")
 (_KEY,) = set_span_in_context(INVALID_SPAN, Context())
 """Of the current span in a context."""
 
 _made: tuple[TracerProvider, Tracer, Lean | None] | None = None
+
+
+def _forget() -> None:
+    """Begin other traces in a process that was forked than its parent does."""
+    global _made  # noqa: PLW0603 - see _tracer
+    _made = None
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _tracer(provider: TracerProvider) -> tuple[Tracer, Lean | None]:
@@ -133,19 +144,23 @@ def start_call_span(*, tool: str, service: str, id: str, agent: str, context: Co
         starts, lean = _tracer(provider)
         within = get_current() if context is None else context
         parent = get_current_span(within).get_span_context() if within else None
-        span: Span | None = None
+        drawn, header = None, ""
         if lean is not None:
-            drawn = lean.draw(parent)
-            if not drawn[2] & SAMPLED:
-                return CallSpan(_traceparent(*drawn), None)
+            if parent is None or not parent.is_valid:
+                header = lean.root()
+            else:
+                drawn = lean.draw(parent)
+                header = _traceparent(*drawn)
+            if header.endswith(_UNSAMPLED):
+                return CallSpan(header, None)
         about = _message("send", service, id, agent, tool)
         about["gen_ai.operation.name"] = "execute_tool"
         about["gen_ai.tool.type"] = "function"
         name = f"execute_tool {tool or service}"
-        if lean is None:
-            span = starts.start_span(name, within, SpanKind.PRODUCER, about)
-        else:
-            span = lean.keep(name, drawn, parent, SpanKind.PRODUCER, about)
+        if lean is not None:
+            drawn = drawn or (int(header[3:35], 16), int(header[36:52], 16), int(header[53:], 16))
+            return CallSpan(header, lean.keep(name, drawn, parent, SpanKind.PRODUCER, about))
+        span = starts.start_span(name, within, SpanKind.PRODUCER, about)
         made = span.get_span_context()
         return CallSpan(_traceparent(made.trace_id, made.span_id, made.trace_flags) if made.is_valid else "", span)
     except Exception:  # noqa: BLE001 - it is the application's code
@@ -221,7 +236,8 @@ def _caller(traceparent: str) -> SpanContext | None:
     found = _TRACEPARENT(traceparent)
     if found is None or (found[5] and found[1] == "00"):
         return None
-    remote = SpanContext(int(found[2], 16), int(found[3], 16), is_remote=True, trace_flags=TraceFlags(int(found[4], 16)))
+    flags = int(found[4], 16)
+    remote = SpanContext(int(found[2], 16), int(found[3], 16), True, FLAGS[flags] if flags < len(FLAGS) else TraceFlags(flags))
     return remote if remote.is_valid else None
 
 

@@ -294,8 +294,10 @@ class Dispatcher:
             timeout = self._waiting.left(call, timeout)
         traceparent = ""
         if telemetry.active():
-            call.span = telemetry.start_call_span(tool=call.target.tool, service=found.service, id=call.id, agent=agent)
-            traceparent = "" if call.span is None else call.span.traceparent
+            span = telemetry.start_call_span(tool=call.target.tool, service=found.service, id=call.id, agent=agent)
+            if span is not None:
+                traceparent = span.traceparent
+                call.span = span if span.span else None
         user, session = options.get("user", ""), options.get("session", "")
         # Its calls are for a state that a worker holds.
         held = found.sticky and bool(user or session)
