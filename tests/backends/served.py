@@ -61,6 +61,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.where == "/ill":
             return self.answer(b"ill", "text/plain", 500)
         shown = {"arguments": self.given, "path": self.path, "method": self.command, "headers": dict(self.headers.items())}
+        shown["hosts"] = self.headers.get_all("host")
         self.answer(json.dumps(shown).encode())
 
     def do_value(self):

@@ -10,7 +10,7 @@ import pytest
 from tests.backends.places import Heard, Place, call
 from tests.servers import eventually
 from toolbus.bus.values.results import Blob, ToolError, ToolResult
-from toolbus.platform.backends.runner import Instance
+from toolbus.platform.backends.runner import CannotStart, Instance
 
 pytestmark = pytest.mark.anyio
 
@@ -24,6 +24,22 @@ async def test_arguments_are_the_json_body(place: Place) -> None:
     assert (answer.data["path"], answer.data["method"]) == ("/run", "POST")
     assert answer.data["headers"]["Content-Type"] == "application/json"
     await instance.stop(5)
+
+
+async def test_headers_and_query_of_a_record_are_sent(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their values are the host's; a program that serves several names is asked for the one of its record alone."""
+    monkeypatch.setenv("TOOL_KEY", "hush")
+    instance = await place.start(headers={"host": "tools.example", "X-Key": "Key {env:TOOL_KEY}"}, query={"k": "env:TOOL_KEY"})
+    seen = (await instance.call({}, Heard())).data
+    assert (seen["hosts"], seen["headers"]["X-Key"], seen["path"]) == (["tools.example"], "Key hush", "/?k=hush")
+    await instance.stop(5)
+
+
+@pytest.mark.parametrize("field", ["headers", "query"])
+async def test_nothing_starts_without_a_value_of_its_record(place: Place, field: str) -> None:
+    """A header or parameter that this host has no value for is told of at the start."""
+    with pytest.raises(CannotStart, match="NO_SUCH_KEY"):
+        await place.start(**{field: {"k": "env:NO_SUCH_KEY"}})
 
 
 async def test_arguments_fill_in_the_path_and_the_query(place: Place) -> None:

@@ -38,6 +38,8 @@ def test_each_kind_has_its_fields(kind: str) -> None:
         {"auth": {"type": "magic"}},
         {"auth": {"type": "bearer", "token": "sk-0123456789abcdefghij"}},
         {"auth": {"type": "apiKey", "in": "body", "name": "k", "value": "env:K"}},
+        {"auth": {"type": "apiKey", "in": "header", "name": "Transfer-Encoding", "value": "env:K"}},
+        {"auth": {"type": "apiKey", "in": "header", "name": "X Key", "value": "env:K"}},
         {"headers": {"Authorization": "Bearer sk-0123456789abcdefghij{env:X}"}},
         {"headers": {"Authorization": "Bearer {env:X}{file:../x}"}},
     ],

@@ -209,6 +209,10 @@ FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
 """The forms of a container's fields, and how they are told of."""
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
+# They say how long a message is and what becomes of its connection, which the client knows.
+_OF_CLIENT = frozenset(
+    {"connection", "content-length", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
+)
 _MOST_WITHIN = 3_600.0
 _MOST_TEXT = 4_096
 # With these, and all below, a container is the host. The host looks again, at what links lead to.
@@ -256,8 +260,8 @@ def check_source(source: ToolSource, path: str) -> None:
     for name, value in source.env.items():
         check_variable(name, f"{path}.env")
         check_value(name, value, f"{path}.env.{name}")
-    _check_fields(source.headers, f"{path}.headers", lambda name: _HEADER.fullmatch(name) is not None)
-    _check_fields(source.query, f"{path}.query", lambda name: bool(name) and name.isprintable())
+    _check_fields(source.headers, f"{path}.headers", _check_header)
+    _check_fields(source.query, f"{path}.query", _check_parameter)
 
 
 def _local(source: ToolSource, path: str) -> None:
@@ -309,6 +313,8 @@ def check_auth(auth: Mapping[str, str], path: str) -> None:
         check_url(auth["token_url"], f"{path}.token_url")
     if kind == "apiKey" and auth["in"] not in AUTH_PLACES:
         raise wrong(auth["in"], f"one of {', '.join(AUTH_PLACES)}", f"{path}.in")
+    if auth.get("in") == "header":
+        _check_header(auth["name"], f"{path}.name")
 
 
 _OF_TYPES: Mapping[str, Callable[[ToolSource, str], None]] = {"local": _local, "docker": _docker, "remote": _remote}
@@ -349,10 +355,21 @@ def _check_ready(source: ToolSource, path: str) -> None:
     check_number(source.ready_within, 0.1, _MOST_WITHIN, f"{path}.ready_within")
 
 
-def _check_fields(fields: Mapping[str, str], path: str, is_name: Callable[[str], bool]) -> None:
+def _check_header(name: str, path: str) -> None:
+    if _HEADER.fullmatch(name) is None:
+        raise wrong(name, "the name of a header", path)
+    if name.lower() in _OF_CLIENT:
+        raise DescriptorError(f"the client that sends requests sets {name} itself", path=path)
+
+
+def _check_parameter(name: str, path: str) -> None:
+    if not name or not name.isprintable():
+        raise wrong(name, "the name of a parameter", path)
+
+
+def _check_fields(fields: Mapping[str, str], path: str, check_name: Callable[[str, str], None]) -> None:
     for name, value in fields.items():
-        if not is_name(name):
-            raise wrong(name, "the name of a field", path)
+        check_name(name, path)
         check_value(name, value, f"{path}.{name}")
         if any(each in value for each in "\r\n"):
             raise DescriptorError("it has a line break", path=f"{path}.{name}")

@@ -449,7 +449,9 @@ def _written(request: Request, headers: Mapping[str, str], netloc: str) -> bytes
     """
     if not request.url.isascii() or not request.url.isprintable() or " " in request.url or not _NAME.fullmatch(request.method):
         raise Unfit(f"its path {request.url[:60]!r} can't be sent")
-    lines = [f"{request.method} {request.url} HTTP/1.1", f"Host: {netloc}"]
+    lines = [f"{request.method} {request.url} HTTP/1.1"]
+    if not any(name.lower() == "host" for name in headers):
+        lines.append(f"Host: {netloc}")
     for name, value in headers.items():
         if not _NAME.fullmatch(name) or _NOT_IN_VALUES.search(value):
             raise Unfit(f"the header {name[:60]!r} can't be sent")

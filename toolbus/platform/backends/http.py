@@ -15,6 +15,7 @@ from toolbus.bus.support.display import harmless
 from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.media import UNKNOWN, media_type_of
 from toolbus.bus.values.results import Blob, ConfigurationError, Progress, ToolbusError, ToolError, ToolResult, deadline_exceeded
+from toolbus.bus.values.secrets import value_of
 from toolbus.platform.backends.connections import (
     BadAnswer,
     Broken,
@@ -197,6 +198,11 @@ Ended = Callable[[], Awaitable[object]]
 
 TOLD_WITHIN = 0.2
 """Seconds for which an answer that ends with its connection waits for the news that its program has died."""
+
+
+def pairs(given: Mapping[str, str], further: Pairs = dict) -> Pairs:
+    """Return what reads the values of headers or of a query, each time: secrets change."""
+    return lambda: {**{name: value_of(value) for name, value in given.items()}, **further()}
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Any
 from toolbus.bus.support.waiting import either
 from toolbus.bus.values.results import ToolResult
 from toolbus.platform.backends.containers import Container
-from toolbus.platform.backends.http import TOLD_WITHIN, Endpoint, HttpCalls
+from toolbus.platform.backends.http import TOLD_WITHIN, Endpoint, HttpCalls, pairs
 from toolbus.platform.backends.marks import LOOPBACK
 from toolbus.platform.backends.program import Program
 from toolbus.platform.backends.runner import CannotStart, Instance, Line, Output
@@ -133,6 +133,8 @@ def calls_of(tool: RecordedTool, source: ToolSource, port: int, running: Running
         shown=tool.tool_id,
         streams=tool.meta.stream_support,
         once=tool.running.effect == "once",
+        headers=pairs(source.headers),
+        query=pairs(source.query),
         tells_user=True,
     )
     return HttpCalls(endpoint, ended=running.ended, told_within=told_within)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,9 +12,8 @@ from yarl import URL
 
 from toolbus.bus.outbound import Guard
 from toolbus.bus.values.results import ConfigurationError, ToolError, ToolResult
-from toolbus.bus.values.secrets import value_of
 from toolbus.platform.backends.api import ApiSender, Authorization, Resolver, allows, not_allowed
-from toolbus.platform.backends.http import Endpoint, HttpCalls
+from toolbus.platform.backends.http import Endpoint, HttpCalls, pairs
 from toolbus.platform.backends.runner import CannotStart, Instance, Line, Output, Runner, impossible
 from toolbus.platform.checks import check_url
 from toolbus.platform.records import RecordedTool, ToolSource
@@ -87,7 +86,7 @@ class RemoteRunner(Runner):
             check_url(base, "$.url")
             for url in (base, *filter(None, [authorization.token_url])):
                 self._check_address(url)
-            headers, query = _pairs(source.headers, authorization.headers), _pairs(source.query, authorization.query)
+            headers, query = pairs(source.headers, authorization.headers), pairs(source.query, authorization.query)
             headers(), query()
         except (ConfigurationError, ToolError) as error:
             raise impossible(str(error)) from None
@@ -126,12 +125,3 @@ class RemoteRunner(Runner):
         port = urlsplit(url).port or (443 if urlsplit(url).scheme == "https" else 80)
         if not allows(self._allowed, host, port) and not self._guard.permits(host):
             raise ConfigurationError(not_allowed(host))
-
-
-def _pairs(given: Mapping[str, str], further: Callable[[], Mapping[str, str]]) -> Callable[[], Mapping[str, str]]:
-    """Return what reads the values of headers or of a query, each time: secrets change."""
-
-    def read() -> Mapping[str, str]:
-        return {**{name: value_of(value) for name, value in given.items()}, **further()}
-
-    return read

@@ -58,12 +58,15 @@ def variables_of(source: ToolSource) -> dict[str, str]:
     """Return the environment variables that a source names, with their values.
 
     Raises:
-        CannotStart: one has a name that is none, or no value at this host.
+        CannotStart: one has a name that is none, or one of them, of the headers or of the query has no value at this host.
     """
     for name in source.env:
         if not VARIABLE.fullmatch(name):
             raise impossible(f"env is {name[:80]!r}: give letters, digits and _")
     try:
+        # The calls read them, later.
+        for value in (*source.headers.values(), *source.query.values()):
+            value_of(value)
         return {name: value_of(value) for name, value in source.env.items()}
     except ConfigurationError as error:
         raise impossible(str(error)) from None
