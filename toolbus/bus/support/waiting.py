@@ -1,10 +1,13 @@
-"""Wait for a work no longer than so many seconds, for the first of two, for all of several, or for one that must be done in any case."""
+"""Wait for a work no longer than so many seconds, for the first of two, for all of several, or for one that must be done in any case.
+
+Or do one beside a block, and wait for its end there.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 A = TypeVar("A")
@@ -32,6 +35,22 @@ async def either(one: Awaitable[A], other: Awaitable[B], *, within: float | None
             work.cancel()
         await asyncio.gather(*works, return_exceptions=True)
     return works
+
+
+@contextlib.asynccontextmanager
+async def beside(work: Coroutine[Any, Any, A], name: str | None = None) -> AsyncIterator[asyncio.Task[A]]:
+    """Do a work in a task of its own beside the block; at its end it is cancelled, and its own end waited for.
+
+    Args:
+        work: the block decides what becomes of its failure.
+        name: of the task.
+    """
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 async def each_of(works: Iterable[Awaitable[object]]) -> None:

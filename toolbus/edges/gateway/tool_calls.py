@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
@@ -19,6 +18,7 @@ from toolbus.bus.client.executor.references import Kept, kept_of, references
 from toolbus.bus.client.executor.toolcalls import ModelCall, said
 from toolbus.bus.client.executor.toolcalls import tool_calls as calls_in
 from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.support.waiting import beside
 from toolbus.bus.values import events
 from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT
 from toolbus.bus.values.encoding import encode_json
@@ -73,8 +73,7 @@ async def with_heartbeats(source: AsyncGenerator[bytes, None]) -> AsyncIterator[
             async for found in source:
                 await made.send(found)
 
-    making = asyncio.create_task(make())
-    try:
+    async with beside(make()) as making:
         with waiting, suppress(anyio.EndOfStream):
             while True:
                 found = COMMENT
@@ -82,9 +81,6 @@ async def with_heartbeats(source: AsyncGenerator[bytes, None]) -> AsyncIterator[
                     found = await waiting.receive()
                 yield found
         await making
-    finally:
-        making.cancel()
-        await asyncio.wait({making})
 
 
 _MOST_DOCUMENT = 262_144

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -11,6 +12,7 @@ import click
 
 from toolbus.bus import telemetry
 from toolbus.bus.support.display import one_line
+from toolbus.bus.support.waiting import beside
 from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.worker.process.lifeline import Bounds
 from toolbus.operations.cli.command import Concurrency, Number, Output, ProcessOptions, argument, command, option
@@ -160,13 +162,8 @@ async def _serve(service: Mount, settings: Settings, process: ProcessOptions, *,
         worker = Worker(service, settings=settings)
         serve_with(worker)
         serving = asyncio.Event()
-        pinning = asyncio.create_task(_pin(settings, service.id, serving)) if pin else None
-        try:
+        async with beside(_pin(settings, service.id, serving)) if pin else contextlib.nullcontext():
             await run_worker(worker, process, on_open=serving.set)
-        finally:
-            if pinning is not None:
-                pinning.cancel()
-                await asyncio.wait({pinning})
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from toolbus.bus import telemetry
 from toolbus.bus.support.display import one_line
 from toolbus.bus.support.safe_text import described
-from toolbus.bus.support.waiting import at_most
+from toolbus.bus.support.waiting import at_most, beside
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.platform.backends.runner import CannotStart, Instance, Line, Runner
 from toolbus.platform.host import members as losses
@@ -246,9 +246,8 @@ class Watch:
 
     async def run(self) -> End:
         """Return why the instance is to be stopped, as soon as it is."""
-        ended = asyncio.create_task(self._member.instance.ended())
-        ended.add_done_callback(lambda _: self._member.look.set())
-        try:
+        async with beside(self._member.instance.ended()) as ended:
+            ended.add_done_callback(lambda _: self._member.look.set())
             while True:
                 await self._wait()
                 if ended.done():
@@ -261,9 +260,6 @@ class Watch:
                     return End("stuck", f"it went on with a call for {self._stop_within:g} s after its connection was closed")
                 if self._is_check_due() and (flaw := await self._judge(ended)):
                     return End("unhealthy", flaw)
-        finally:
-            ended.cancel()
-            await asyncio.wait({ended})
 
     async def _wait(self) -> None:
         """Wait until there is something to look at."""
@@ -321,13 +317,9 @@ class Watch:
     async def _flaw(self, ended: asyncio.Task[str]) -> str:
         """Return why it is not well, or an empty text."""
         instance: Instance = self._member.instance
-        check = asyncio.create_task(instance.health(answered=self._member.suspected > 0))
-        try:
+        async with beside(instance.health(answered=self._member.suspected > 0)) as check:
             await asyncio.wait({check, ended}, timeout=self._timing.health_within, return_when=asyncio.FIRST_COMPLETED)
             return _text_of(check) if check.done() else f"it did not answer a health check within {self._timing.health_within:g} s"
-        finally:
-            check.cancel()
-            await asyncio.wait({check})
 
 
 async def _until(when: float, look: asyncio.Event) -> None:

@@ -18,6 +18,7 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import HostId, WorkerId
+from toolbus.bus.support.waiting import beside
 from toolbus.bus.telemetry.background import keep_running
 
 # Seconds beyond its grace period after which a child whose parent is gone is ended; the steps of a drain are bounded by fewer.
@@ -351,12 +352,8 @@ class Notifier:
         if not self.period:
             yield
             return
-        task = asyncio.create_task(self._keep_notifying())
-        try:
+        async with beside(self._keep_notifying()):
             yield
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
 
     async def _keep_notifying(self) -> None:
         while True:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.support.waiting import at_most, either
+from toolbus.bus.support.waiting import at_most, beside, either
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.settings import Settings
@@ -497,9 +497,5 @@ async def _following(supervisor: Supervisor) -> AsyncIterator[None]:
             await asyncio.sleep(EVERY)
             resize(supervisor, scaling, time.monotonic())
 
-    task = asyncio.create_task(keep_running("scaling", follow, every=EVERY))
-    try:
+    async with beside(keep_running("scaling", follow, every=EVERY)):
         yield
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
