@@ -11,13 +11,13 @@ import os
 import sys
 import time
 import traceback
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping
 from logging import DEBUG, ERROR, INFO, WARNING
 from typing import Any, TextIO
 
 import structlog
 
+from toolbus.bus.support.latest import Latest
 from toolbus.bus.support.safe_text import is_printable, traceback_of
 from toolbus.bus.telemetry.events import EVENTS, NAME
 from toolbus.bus.telemetry.output import (
@@ -76,7 +76,7 @@ class Repeats:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told: OrderedDict[tuple[str, ...], None] = OrderedDict()
+        self._told: Latest[tuple[str, ...], None] = Latest(_MOST_REMEMBERED)
         # For each event: when its minute began, its lines since then, and how many were left out.
         self._minutes: dict[str, tuple[float, int, int]] = {}
 
@@ -97,8 +97,6 @@ class Repeats:
         self._minutes[name] = (began, lines + 1, 0)
         if about is not None:
             self._told[about] = None
-            if len(self._told) > _MOST_REMEMBERED:
-                self._told.popitem(last=False)
         return missed
 
     def forget(self) -> None:

@@ -15,6 +15,7 @@ from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.reading import integer
 from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.support.latest import Latest
 from toolbus.bus.values.envelope import EntryNumbers, Request, address, new_run, numbers_of
 from toolbus.bus.values.results import EnvelopeError
 from toolbus.bus.values.settings import Settings
@@ -216,7 +217,7 @@ class RequestStream:
         self.fence_known = Fence(b"", b"")
         self.newest: EntryNumbers = ()
         self.held: dict[bytes, Delivery] = {}
-        self.unfinished: dict[bytes, bool] = {}
+        self.unfinished: Latest[bytes, bool] = Latest(_MOST_UNFINISHED)
         self.depth = 0
         self.paused = self.leaving = self.sticky = False
         self.unlisted = ""
@@ -262,8 +263,6 @@ class RequestStream:
         del self.held[delivery.entry]
         if delivery.begun and not ended:
             self.unfinished[delivery.entry] = True
-            if len(self.unfinished) > _MOST_UNFINISHED:
-                del self.unfinished[next(iter(self.unfinished))]
         if delivery.request.ordered or (not ended and (delivery.cancelled or delivery.extended)):
             self._on_let_go(delivery, ended)
         return True
