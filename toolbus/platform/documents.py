@@ -19,6 +19,7 @@ import msgspec
 from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.values.canonical import own_digest
 from toolbus.bus.values.encoding import DECODE_ERRORS
+from toolbus.bus.values.naming import did_you_mean
 from toolbus.bus.values.results import ConfigurationError, DescriptorError
 from toolbus.platform.checks import check_group, check_recorded, check_runtime
 from toolbus.platform.records import GROUP_KEY, PENDING_KEY, RECORD_KEY, RUNTIME_KEY, BackendRuntime, RecordedTool
@@ -241,8 +242,7 @@ def unknown_fields(document: object, type_: Any, path: str = "$") -> Iterator[De
             if name in hints:
                 yield from unknown_fields(value, hints[name], f"{path}.{name}")
             else:
-                near = difflib.get_close_matches(str(name), hints, n=1)
-                advice = f"; did you mean {near[0]!r}?" if near else ""
+                advice = did_you_mean(difflib.get_close_matches(str(name), hints, n=1))
                 yield DescriptorError(f"there is no field {str(name)!r}{advice}", path=f"{path}.{name}")
 
 

@@ -28,6 +28,7 @@ from toolbus.bus.middleware import Next, ToolCall
 from toolbus.bus.support.display import one_line
 from toolbus.bus.values.envelope import new_id
 from toolbus.bus.values.events import Finished
+from toolbus.bus.values.naming import did_you_mean
 from toolbus.bus.values.results import (
     BrokerError,
     ConfigurationError,
@@ -79,9 +80,8 @@ class Catalogue:
         """
         tool = self._tools.get(tool_id)
         if tool is None:
-            near = self._bus.near(tool_id, self._user)
-            advice = f"did you mean {', '.join(near)}?" if near else "list_tools lists them"
-            raise ToolError(ErrorInfo("not_found", "unknown_tool", f"there is no tool {tool_id!r}; {advice}"))
+            advice = did_you_mean(self._bus.near(tool_id, self._user), str) or "; list_tools lists them"
+            raise ToolError(ErrorInfo("not_found", "unknown_tool", f"there is no tool {tool_id!r}{advice}"))
         groups = self._groups()
         of = self._memberships().get(tool.name, [])
         return {

@@ -14,7 +14,7 @@ import msgspec
 
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.canonical import own_digest
-from toolbus.bus.values.naming import SERVICE_ID, TOOL_NAME, check_names
+from toolbus.bus.values.naming import SERVICE_ID, TOOL_NAME, check_names, did_you_mean
 from toolbus.bus.values.results import DescriptorError
 
 Effect = Literal["", "read", "idempotent", "once"]
@@ -27,8 +27,7 @@ def effect_flaw(effect: object) -> str:
         return ""
     words = [word for word in EFFECTS if word]
     near = difflib.get_close_matches(effect.lower(), words, n=1) if isinstance(effect, str) else []
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"there is no effect {effect!r} (choose one of {', '.join(map(repr, words))}, or leave it out){hint}"
+    return f"there is no effect {effect!r} (choose one of {', '.join(map(repr, words))}, or leave it out){did_you_mean(near)}"
 
 
 _KEYS = ("group", "state", "applicable-states")

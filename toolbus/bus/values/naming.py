@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolbus.bus.support.display import visible
@@ -46,6 +46,13 @@ DOCUMENT_KINDS: Mapping[str, DocumentKind] = {
     "pin": DocumentKind(TOOL_NAME, "pins"),
 }
 """Everything that is known of each kind; a new one is a row here."""
+
+
+def did_you_mean(near: Iterable[str], shown: Callable[[str], str] = repr, between: str = ", ") -> str:
+    """Return the end of a sentence about an unknown name that offers those which look like it; empty when there are none."""
+    names = between.join(map(shown, near))
+    return f"; did you mean {names}?" if names else ""
+
 
 _MOST_STEP = 40
 

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from toolbus.bus.values import rules
 from toolbus.bus.values.encoding import encode_data
+from toolbus.bus.values.naming import did_you_mean
 from toolbus.bus.values.results import ConfigurationError
 
 
@@ -161,6 +162,5 @@ def _unknown(name: str, others: Iterable[str]) -> str:
     if name in _RESERVED:
         return f"the call option {name!r} is reserved: it would have no effect yet"
     known = sorted({*_CHECKS, *others})
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(difflib.get_close_matches(name, known, n=1))
     return f"there is no {'option' if others else 'call option'} {name!r}{hint} (there are: {', '.join(known)})"

@@ -17,6 +17,7 @@ import msgspec
 from toolbus.bus.support.safe_text import is_a, reason_of, type_name
 from toolbus.bus.values import rules
 from toolbus.bus.values.descriptors import Effect, effect_flaw
+from toolbus.bus.values.naming import did_you_mean
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.worker.service import TOOL, Retry, ToolService
 
@@ -196,10 +197,8 @@ def tool(
             process already has that name, or what is said does not go together.
     """
     for each in unknown:
-        near = difflib.get_close_matches(each, TOOL, n=1)
-        raise ConfigurationError(
-            f"@tool has no option {each!r}{f'; did you mean {near[0]!r}?' if near else ''} (there are: {', '.join(TOOL)})"
-        )
+        hint = did_you_mean(difflib.get_close_matches(each, TOOL, n=1))
+        raise ConfigurationError(f"@tool has no option {each!r}{hint} (there are: {', '.join(TOOL)})")
 
     bare = callable(name) or isinstance(name, (staticmethod, classmethod))
     said = {

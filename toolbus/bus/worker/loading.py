@@ -34,6 +34,7 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.support.safe_text import described, is_a
+from toolbus.bus.values.naming import did_you_mean
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.worker.function import (
     functions_of,
@@ -467,7 +468,7 @@ def load(target: str) -> object:
         try:
             module = import_module(wanted.module) if wanted.place is None else import_from(wanted.module, wanted.place)
         except MissingModuleError as error:
-            raise ConfigurationError(f"{error}; {_advice(wanted.module)}") from None
+            raise ConfigurationError(f"{error}{_advice(wanted.module)}") from None
     if not wanted.attribute:
         return module
     found: object = module
@@ -493,7 +494,7 @@ def folders(targets: tuple[str, ...]) -> list[Path]:
             continue
         spec = find_module(wanted.module) if wanted.service is None else find_installed(wanted.module)
         if spec is None:
-            raise ConfigurationError(f"{absent(wanted.module)}; {_advice(wanted.module)}")
+            raise ConfigurationError(f"{absent(wanted.module)}{_advice(wanted.module)}")
         if spec.origin:
             found.add(Path(spec.origin).parent)
         else:
@@ -575,7 +576,7 @@ def _advice(name: str) -> str:
         places = None if spec is None else spec.submodule_search_locations
         names = {each.name for each in pkgutil.iter_modules(places or [])}
     near = [f"{package}{dot}{each}" for each in difflib.get_close_matches(last, sorted(names), n=3)]
-    return f"did you mean {', '.join(near)}?" if near else "`toolbus see workers` lists the installed services"
+    return did_you_mean(near, str) or "; `toolbus see workers` lists the installed services"
 
 
 def _see_here() -> None:

@@ -21,6 +21,7 @@ from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT, ConfirmationRequest
 from toolbus.bus.values.envelope import new_run
 from toolbus.bus.values.events import Answered, Asked, Event, Reset, Text
+from toolbus.bus.values.naming import did_you_mean
 from toolbus.bus.values.options import CallOptions
 from toolbus.bus.values.results import Progress, ToolError
 from toolbus.edges.gateway.options import Principal
@@ -342,9 +343,8 @@ def _found(bus: ToolBus, caller: Principal, name: str) -> Tool:
     if tool is not None:
         return tool
     near = [each for each in bus.near(name, caller.user) if each in tools]
-    hint = f"; did you mean {' or '.join(map(visible, near))}?" if near else ""
     gone = "; it was there before, and its service has stopped" if tools.former(name) is not None else ""
-    raise MCPError(INVALID_PARAMS, f"Unknown tool: {visible(name[:200])}{gone or hint}")
+    raise MCPError(INVALID_PARAMS, f"Unknown tool: {visible(name[:200])}{gone or did_you_mean(near, visible, ' or ')}")
 
 
 def _not_confirmed(confirmation: Confirmation, params: CallToolRequestParams) -> dict[str, Any] | None:

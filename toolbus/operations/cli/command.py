@@ -19,6 +19,7 @@ import click
 from click.core import ParameterSource
 
 from toolbus.bus.values.encoding import whole_text
+from toolbus.bus.values.naming import did_you_mean
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.operations.cli.common import RESTART, with_admin, with_bus
@@ -419,8 +420,8 @@ class Group(click.Group):
         if place := self.moved(args[0]):
             raise click.UsageError(f"{args[0]!r} is now `toolbus {place}`", ctx)
         near = difflib.get_close_matches(args[0], self.list_commands(ctx))
-        advice = f"did you mean {', '.join(near)}?" if near else f"`{ctx.command_path} --help` lists them"
-        raise click.UsageError(f"there is no command {args[0]!r}; {advice}", ctx)
+        advice = did_you_mean(near, str) or f"; `{ctx.command_path} --help` lists them"
+        raise click.UsageError(f"there is no command {args[0]!r}{advice}", ctx)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; say what to install when a package is missing."""

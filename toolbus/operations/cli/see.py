@@ -21,6 +21,7 @@ from toolbus.bus.client.tools.definitions import Format
 from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.values.descriptors import tool_document
+from toolbus.bus.values.naming import did_you_mean
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.bus.values.urls import redact
 from toolbus.operations.cli.command import JSON, Categories, Groups, Names, Output, Seconds, command, date_of, option, seconds_of
@@ -143,7 +144,7 @@ def describe_command(name: str) -> None:
         if name in {refused.name, refused.service}:
             fail(f"{refused.name} of {refused.service} can't be used: {one_line(refused.reason, 300)}")
     near = difflib.get_close_matches(name, {*catalogue.names(), *catalogue.services, *catalogue.static_services}, n=3, cutoff=0.5)
-    fail(f"there is no tool or service {name!r}{namespace_of()}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+    fail(f"there is no tool or service {name!r}{namespace_of()}" + did_you_mean(near, str))
 
 
 @command("settings")

@@ -11,6 +11,7 @@ from toolbus.bus.client.tools.catalogue import Catalogue
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.envelope import NOT_TAKEN, late_code, waited_for
+from toolbus.bus.values.naming import did_you_mean
 from toolbus.bus.values.results import ConfigurationError, ErrorInfo, deadline_exceeded
 from toolbus.bus.values.rules import told
 
@@ -53,8 +54,8 @@ def unknown_tool(name: str, catalogue: Catalogue, user: str = "") -> ErrorInfo:
         message = f"the tool {name!r} waits for a person's approval; `toolbus secure approve {name}` shows it and asks"
         return ErrorInfo("not_found", "pending", message)
     near = catalogue.near(name, user)
-    hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
-    return ErrorInfo("not_found", "unknown_tool", f"there is no tool {name!r}{hint}", details={"near": near} if near else None)
+    message = f"there is no tool {name!r}{did_you_mean(near)}"
+    return ErrorInfo("not_found", "unknown_tool", message, details={"near": near} if near else None)
 
 
 def withdrawn(tool: Tool, catalogue: Catalogue) -> ErrorInfo:

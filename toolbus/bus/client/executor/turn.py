@@ -25,6 +25,7 @@ from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.envelope import SESSION_LOST, new_run
 from toolbus.bus.values.events import Asked, Finished, size_of
+from toolbus.bus.values.naming import did_you_mean
 from toolbus.bus.values.results import ConfigurationError, ErrorInfo, ToolError, ToolResult
 
 
@@ -461,8 +462,7 @@ def _unknown(name: str, executor: ExecutorContext) -> str:
     first = name[:1].lower()
     candidates = [known for known in executor.tools if known[:1].lower() == first][:_MOST_CANDIDATES]
     near = difflib.get_close_matches(name[:128], candidates, n=3, cutoff=0.5)
-    hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
-    return f"there is no tool {name[:128]!r}{hint}"
+    return f"there is no tool {name[:128]!r}{did_you_mean(near)}"
 
 
 def _copied(value: Any) -> Any:
