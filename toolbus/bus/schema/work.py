@@ -14,6 +14,8 @@ from urllib.parse import unquote
 
 import msgspec
 
+from toolbus.bus.support.safe_text import in_utf8
+
 # Most steps (of about 20 ns) for checking one value, with everything nested in it along one path.
 MOST_STEPS = 2_000_000
 # Schemas and the arguments within them nest on the native stack: 500 levels overflow a thread's stack of 256 KB.
@@ -465,22 +467,14 @@ def foreign_part(value: object) -> tuple[str | int, ...]:
             break
         path, part = left.popleft()
         if isinstance(part, dict):
-            if not all(isinstance(key, str) and _in_utf8(key) for key in part):
+            if not all(isinstance(key, str) and in_utf8(key) for key in part):
                 return path
             left += (((*path, key), each) for key, each in islice(part.items(), _MOST_LOOKED_AT))
         elif isinstance(part, (list, tuple)):
             left += (((*path, index), each) for index, each in enumerate(islice(part, _MOST_LOOKED_AT)))
-        elif not (_in_utf8(part) if isinstance(part, str) else part is None or isinstance(part, (bool, int, float))):
+        elif not (in_utf8(part) if isinstance(part, str) else part is None or isinstance(part, (bool, int, float))):
             return path
     return ()
-
-
-def _in_utf8(text: str) -> bool:
-    try:
-        str.encode(text)
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def references(schema: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:

@@ -43,6 +43,15 @@ def described(error: BaseException) -> str:
     return name if reason == name else f"{name}: {reason}"
 
 
+def in_utf8(text: str) -> bool:
+    """Return whether UTF-8 can express a text: it has no half of a surrogate pair."""
+    try:
+        str.encode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def is_printable(error: BaseException) -> bool:
     """Return whether the interpreter can print an exception with its traceback. Never raises."""
     try:

@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.support.safe_text import in_utf8, type_name
 from toolbus.bus.values.encoding import encode_json, exact_text
 
 ErrorType = Literal[
@@ -146,14 +146,6 @@ def deadline_exceeded(message: str, code: str = "") -> ErrorInfo:
 _MOST_PROGRESS = sys.float_info.max
 
 
-def _in_utf8(text: str) -> bool:
-    try:
-        str.encode(text)
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     """Progress of a running handler; ``total`` is None when unknown."""
 
@@ -170,7 +162,7 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
         for name, value in (("done", self.done), ("total", 0 if self.total is None else self.total)):
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not -_MOST_PROGRESS <= value <= _MOST_PROGRESS:
                 raise TypeError(f"progress: {name} is a finite number, not {str(value)[:50]!r} ({type_name(value)})")
-        if not isinstance(self.message, str) or not _in_utf8(self.message):
+        if not isinstance(self.message, str) or not in_utf8(self.message):
             raise TypeError(f"progress: the message is a text that UTF-8 can express, not {ascii(self.message)[:50]}")
 
 
@@ -190,7 +182,7 @@ class Blob(msgspec.Struct, frozen=True):
             if not isinstance(self.media_type, str):
                 raise TypeError(f"a blob's media type is a text, not {type_name(self.media_type)}")
             msgspec.structs.force_setattr(self, "media_type", exact_text(self.media_type))
-        if not _in_utf8(self.media_type):
+        if not in_utf8(self.media_type):
             raise TypeError(f"a blob's media type is a text that UTF-8 can express, not {ascii(self.media_type)[:50]}")
         if type(self.data) is not bytes:
             if not isinstance(self.data, (bytes, bytearray, memoryview)):
