@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import signal
@@ -21,6 +20,7 @@ from toolbus.bus.broker.registry.versions import OURS, NamespaceVersion, SpokenB
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.tools.catalogue import catalogue_of
 from toolbus.bus.support.display import one_line
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.envelope import VERSION
 from toolbus.bus.values.results import BrokerError, ToolbusError, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings, environment_of
@@ -367,7 +367,8 @@ class Trials:
                 async with Worker(Diagnosis(self._id), settings=self._settings):
                     result = await answer
                 taken = time.perf_counter() - died
-                await self._gone(bus)
+                # The dead worker has been swept out of the registry then, so that nothing of the trials stays in it.
+                await at_most(_LEASE * 5, bus.tools.catalogue.wait(lambda: self._id not in bus.services))
         finally:
             if process.returncode is None:
                 process.kill()
@@ -375,12 +376,6 @@ class Trials:
         if result.output != "attempt 2":
             return "fail", _wrong(result, "attempt 2")
         return "ok", f"a killed worker's call was answered by another after {taken:.1f} s (lease {_LEASE:g} s)"
-
-    async def _gone(self, bus: ToolBus) -> None:
-        """Wait until the dead worker has been swept out of the registry, so that nothing of the trials stays in it."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LEASE * 5):
-                await bus.tools.catalogue.wait(lambda: self._id not in bus.services)
 
 
 async def _tried(name: str, trial: Awaitable[_Found]) -> Finding:

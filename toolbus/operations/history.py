@@ -19,6 +19,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.support.files import append, generations, lock, replace, shift
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.telemetry.metrics import Exposition
 from toolbus.bus.telemetry.output import lines_lost
 from toolbus.bus.values.encoding import DECODE_ERRORS
@@ -565,7 +566,7 @@ class Keeper:
                 if is_start and (not isinstance(error, BrokerUnavailable) or time.monotonic() >= given_up):
                     raise
                 self._failed("read", error)
-                await self._wait(_AGAIN)
+                await at_most(_AGAIN, self._stop.wait())
 
     async def _follow(self, admin: Admin, serving: Callable[[], object]) -> None:
         while not self._stop.is_set():
@@ -582,7 +583,7 @@ class Keeper:
                 self._pruned = time.monotonic() + _PRUNED_EVERY
                 await self._try(self._store.prune, await admin.now() - self._kept)
             if len(calls) < _MANY:
-                await self._wait(_EVERY)
+                await at_most(_EVERY, self._stop.wait())
 
     async def _write(self, calls: list[RecentCall], entry: str) -> None:
         position, missing = self._position.after(calls, entry)
@@ -592,7 +593,7 @@ class Keeper:
                 # A refusal of arguments quotes them.
                 call.message = "" if call.error == "invalid_arguments" else call.message
         while not await self._try(self._store.write, calls, missing, position):
-            await self._wait(_AGAIN)
+            await at_most(_AGAIN, self._stop.wait())
             if self._stop.is_set():
                 return
         self._position = position
@@ -626,11 +627,6 @@ class Keeper:
         if any(call.ended > self._began for call in await admin.recent(1)):
             self._warn_at = float("inf")
             telemetry.log.warning("history.untold", advice=f"set {PREFIX}HISTORY at the workers")
-
-    async def _wait(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stop.wait()
 
 
 class ProbedHistory(Probed):
