@@ -15,6 +15,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.client.refusing import turning
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.display import shortened
+from toolbus.bus.support.waiting import cancelled
 from toolbus.bus.values.confirmations import MOST_NAME, ConfirmationAnswer, ConfirmationRequest, denied, digest_of, plain, shown
 from toolbus.bus.values.events import Asked
 from toolbus.bus.values.results import (
@@ -390,9 +391,7 @@ class PendingConfirmations(Mapping[str, Confirmation]):
         except TimeoutError:
             return _unanswered(confirmation)
         finally:
-            for task in (here, there):
-                task.cancel()
-            await asyncio.gather(here, there, return_exceptions=True)
+            await cancelled(here, there)
 
     async def _is_first(self, confirmation: Confirmation, own: ErrorInfo | None) -> bool:
         """Send this process's answer to the others, and return whether it is the first one."""

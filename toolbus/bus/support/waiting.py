@@ -1,6 +1,6 @@
-"""Wait for a work no longer than so many seconds, for the first of two, for all of several, or for one that must be done in any case.
+"""Wait for works: no longer than so many seconds, for the first of two, for all of several, or for one that must be done in any case.
 
-Or do one beside a block, and wait for its end there.
+Or have one done beside a block, and end several.
 """
 
 from __future__ import annotations
@@ -31,10 +31,15 @@ async def either(one: Awaitable[A], other: Awaitable[B], *, within: float | None
     try:
         await asyncio.wait(works, timeout=within, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for work in works:
-            work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
+        await cancelled(*works)
     return works
+
+
+async def cancelled(*works: asyncio.Future[Any]) -> None:
+    """Cancel works, and wait for the end of all of them, whatever they raise."""
+    for work in works:
+        work.cancel()
+    await asyncio.gather(*works, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager

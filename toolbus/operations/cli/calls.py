@@ -21,6 +21,7 @@ from toolbus import Blob, Progress, ToolBus, ToolError, ToolResult
 from toolbus.bus.client.confirmations import Confirmation, Grant
 from toolbus.bus.schema.documents import RepeatedKeyError, read_document
 from toolbus.bus.support.display import one_line, visible
+from toolbus.bus.support.waiting import cancelled
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.envelope import new_run
 from toolbus.bus.values.events import Answered, Asked, Event, Finished, Reset, Text
@@ -332,8 +333,7 @@ async def handler_questions(
         """Ask no more: it was answered, or the call has ended."""
         nonlocal task
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancelled(task)
             task = None
 
     async def on_event(event: Event) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.opening import Probe
+from toolbus.bus.support.waiting import cancelled
 from toolbus.bus.values.descriptors import parse_service, parse_tool
 from toolbus.bus.values.settings import Settings
 from toolbus.operations.conformance.checks import Broken, broken_if, until
@@ -135,8 +136,7 @@ class AgentScene(Scene):
             await self.program.kill(self._agent)
             self._agent = None
         if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+            await cancelled(self._reading)
             self._reading = None
 
     async def exit_code_of(self, within: float) -> int | None:

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from toolbus.bus.support.waiting import cancelled
+
 Words = list[bytes]
 Fault = Literal["cut before", "cut after", "cut within", "refuse", "instead", "late"]
 """A fault of one command. Its connection is cut before it reaches the server, after it was carried out and before its answer is passed on,
@@ -99,9 +101,7 @@ class Proxy:
         # A task that is cancelled before it begins closes nothing.
         await asyncio.sleep(0)
         self.cut()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
 
     def plan(self, matches: Callable[[Words], bool], fault: Fault, error: str = "", *, after: float = 0.0) -> None:
         """Let a fault come about once, with the next command for which ``matches`` is true.

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.broker.transport.opening import Probe
+from toolbus.bus.support.waiting import cancelled
 from toolbus.bus.values.results import BrokerError, ConfigurationError
 from toolbus.bus.values.settings import Settings
 from toolbus.operations.conformance.checks import Broken, NotChecked, Outcome, Requirement, Status, broken_if
@@ -269,9 +270,7 @@ async def run_checks(
             try:
                 await asyncio.gather(*tasks)
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await cancelled(*tasks)
     return told
 
 

@@ -18,7 +18,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import MOST_LINE, MOST_LINES, ClaimedCreation, CreationStatus, Spent
 from toolbus.bus.middleware import Next, ToolCall
 from toolbus.bus.support.safe_text import reason_of
-from toolbus.bus.support.waiting import either
+from toolbus.bus.support.waiting import cancelled, either
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import BrokerError, ErrorInfo, ToolbusError, ToolResult
 from toolbus.platform.coding.options import Deployment, Model
@@ -312,10 +312,7 @@ class Puller:
 
     async def aclose(self) -> None:
         """Claim nothing more, and give back what runs: another process goes on with it."""
-        tasks = [*self._jobs, *([] if self._pulling is None else [self._pulling])]
-        for each in tasks:
-            each.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*self._jobs, *([] if self._pulling is None else [self._pulling]))
 
     async def _pull(self) -> None:
         while True:

@@ -23,6 +23,7 @@ from toolbus.bus.client.executor.references import Kept, kept_of, references, re
 from toolbus.bus.client.executor.toolcalls import ModelCall, Observation, Place, answers, said
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.support.waiting import cancelled
 from toolbus.bus.values.envelope import SESSION_LOST, new_run
 from toolbus.bus.values.events import Asked, Finished, size_of
 from toolbus.bus.values.naming import did_you_mean
@@ -357,9 +358,7 @@ class Turn:
             return await call.result()
         finally:
             if relays:
-                for relay in relays:
-                    relay.cancel()
-                await asyncio.gather(*relays, return_exceptions=True)
+                await cancelled(*relays)
 
     async def _relay(self, running: RunningCall, tool: Tool, arguments: dict[str, Any], asked: Asked) -> None:
         """Let the confirmer answer what the running handler asks."""

@@ -21,6 +21,7 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.broker.statistics.answers import ToolStatistics
 from toolbus.bus.support.files import replace
+from toolbus.bus.support.waiting import cancelled
 from toolbus.bus.telemetry.metrics import MEDIA_TYPE, OTHER, Exposition
 from toolbus.bus.telemetry.output import lines_lost
 from toolbus.bus.worker.statistics import SECONDS
@@ -332,10 +333,7 @@ async def probes(probed: Probed, host: str, port: int) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        unanswered = [*clients]
-        for answering in unanswered:
-            answering.cancel()
-        await asyncio.gather(*unanswered, return_exceptions=True)
+        await cancelled(*clients)
         await server.wait_closed()
 
 

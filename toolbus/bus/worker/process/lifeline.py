@@ -18,7 +18,7 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import HostId, WorkerId
-from toolbus.bus.support.waiting import beside
+from toolbus.bus.support.waiting import beside, cancelled
 from toolbus.bus.telemetry.background import keep_running
 
 # Seconds beyond its grace period after which a child whose parent is gone is ended; the steps of a drain are bounded by fewer.
@@ -284,9 +284,7 @@ async def load_reports(statistics: Callable[[], Mapping[str, int]], descriptor: 
     finally:
         # The descriptor is the lifeline's, which others use on.
         line.detach()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*tasks)
 
 
 def watch_lifeline(descriptor: int, stop: Callable[[], None], grace: float, *, margin: float = _MARGIN) -> None:
