@@ -132,8 +132,8 @@ class HandlerSpan(msgspec.Struct, eq=False):
             span.end()
 
 
-def start_call_span(*, tool: str, service: str, id: str, agent: str, context: Context | None = None) -> CallSpan | None:
-    """Start the span of a call under ``context`` (the current one); return None when spans are not exported.
+def start_call_span(*, tool: str, service: str, id: str, agent: str) -> CallSpan | None:
+    """Start the span of a call under the current context; return None when spans are not exported.
 
     The caller ends it with ``CallSpan.end()``. It is never made current, so any task may end it.
     """
@@ -142,7 +142,7 @@ def start_call_span(*, tool: str, service: str, id: str, agent: str, context: Co
         return None
     try:
         starts, lean = _tracer(provider)
-        within = get_current() if context is None else context
+        within = get_current()
         parent = get_current_span(within).get_span_context() if within else None
         drawn, header = None, ""
         if lean is not None:
