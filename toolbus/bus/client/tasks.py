@@ -14,7 +14,6 @@ import msgspec
 from toolbus.bus.broker.protocols import Fate, TaskRecord
 from toolbus.bus.client.calls.assembly import Assembly
 from toolbus.bus.client.calls.call import Call, CallTarget
-from toolbus.bus.client.calls.dispatcher import Dispatcher
 from toolbus.bus.client.confirmations import Grant
 from toolbus.bus.client.executor.context import BusState
 from toolbus.bus.client.refusing import turning
@@ -115,7 +114,7 @@ class Tasks:
     """
 
     def __init__(self, state: BusState) -> None:
-        self._state = state
+        self._state, self._dispatcher = state, state.dispatcher
 
     @turning
     async def begin(self, tool: Tool, arguments: Mapping[str, Any], user: str, grant: Grant | None = None) -> tuple[Task, Call]:
@@ -227,12 +226,8 @@ class Tasks:
             raise BrokerUnavailable(f"the server has not answered within {_PATIENCE:g} s") from None
 
     @property
-    def _dispatcher(self) -> Dispatcher:
-        return self._state.dispatcher
-
-    @property
     def _store(self) -> TaskStore:
-        return self._state.dispatcher.check().broker.steps.tasks
+        return self._dispatcher.check().broker.steps.tasks
 
     def _unanswered(self, task: Task, state: TaskState) -> ToolResult | None:
         """Return the end of a call that no worker will tell of, or None while one may."""
