@@ -43,14 +43,12 @@ async def cancelled(*works: asyncio.Future[Any]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def beside(work: Coroutine[Any, Any, A], name: str | None = None) -> AsyncIterator[asyncio.Task[A]]:
+async def beside(work: Coroutine[Any, Any, A]) -> AsyncIterator[asyncio.Task[A]]:
     """Do a work in a task of its own beside the block; at its end it is cancelled, and its own end waited for.
 
-    Args:
-        work: the block decides what becomes of its failure.
-        name: of the task.
+    What becomes of its failure is the block's to say: it is not raised here.
     """
-    task = asyncio.create_task(work, name=name)
+    task = asyncio.create_task(work)
     try:
         yield task
     finally:

@@ -20,7 +20,7 @@ from msgspec import Meta
 from toolbus import ToolService, invocation, tool
 from toolbus.bus.broker.protocols import Creation
 from toolbus.bus.client.bus import ToolBus
-from toolbus.bus.support.waiting import beside
+from toolbus.bus.support.waiting import cancelled
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import ConfigurationError, ToolError
 from toolbus.platform.catalogue import hook_of
@@ -150,7 +150,8 @@ class CodingAgent(ToolService):
             puller.start()
             if deployment.options.repair:
                 repairs = Repairs(bus, deployment.options, every=min(_LOOKS_EVERY, bus.settings.lease))
-                await running.enter_async_context(beside(keep_running("repairs", repairs.run, every=0), name="toolbus-repairs"))
+                repairing = asyncio.create_task(keep_running("repairs", repairs.run, every=0), name="toolbus-repairs")
+                running.push_async_callback(cancelled, repairing)
             self._running = running.pop_all()
 
     async def cleanup(self) -> None:
