@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, ToolbusError, Worker, tool
 from toolbus.bus.broker.transport import links
-from toolbus.bus.support.waiting import either
+from toolbus.bus.support.waiting import beside, cancelled, either
 from toolbus.bus.telemetry import background
 from toolbus.bus.telemetry.background import MOST_FAILURES, keep_running
 
@@ -189,3 +190,52 @@ async def test_the_first_of_two_works_ends_the_other(ends: str) -> None:
         assert [each.cancelled() for each in works] == [ends != "one", ends != "other"]
         assert [str(each.exception()) for each in works if not each.cancelled()] == [ends] * (ends != "time")
     assert sorted(cleaned) == ["one", "other"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_work_beside_a_block_ends_with_it(fails: bool) -> None:
+    """It runs while the block does, and has cleaned up when the block is left, in whatever way."""
+    told: list[str] = []
+
+    async def work() -> None:
+        told.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            told.append("cleaned up")
+
+    with contextlib.suppress(ValueError):
+        async with beside(work()) as task:
+            await asyncio.sleep(0)
+            assert told == ["begun"]
+            if fails:
+                raise ValueError("the block")
+    assert told == ["begun", "cleaned up"]
+    assert task.cancelled()
+
+
+async def test_a_failure_beside_a_block_is_not_raised_by_it() -> None:
+    """The block can look at it."""
+    async with beside(Work(1)()) as task:
+        await asyncio.wait({task})
+        with pytest.raises(ValueError, match="failure 1"):
+            task.result()
+
+
+async def test_works_that_are_cancelled_have_ended() -> None:
+    """All of them are waited for, also when one raises something else."""
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            raise ValueError("it was cancelled")
+
+    tasks = [asyncio.create_task(stubborn()), asyncio.create_task(asyncio.Event().wait())]
+    await asyncio.sleep(0)
+    await cancelled(*tasks)
+    assert isinstance(tasks[0].exception(), ValueError)
+    assert tasks[1].cancelled()
+    await cancelled()
