@@ -9,8 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from benchmarks.scale.costs import Costs
+from toolbus.bus.values.settings import Settings
 
-LEASE = 30.0
+LEASE = Settings().lease
 _BEATS = 3 / LEASE
 RECONCILE = 60.0
 """Seconds after which an agent reads the whole registry again."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
 import redis
 
 from tests.broker.users import Users
+from tests.faults.hostile import KEY_NAMES
 from toolbus import Settings, ToolBus, Worker, tool
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.server import scripts
@@ -142,10 +144,15 @@ def test_every_script_is_in_the_table() -> None:
 
 
 def test_every_key_of_the_protocol_is_some_roles() -> None:
-    """A new key belongs to a role, or nobody with a role can use what needs it."""
+    """A new key belongs to a role, or nobody with a role can use what needs it; and no role has rights for another one."""
     families = {key.removeprefix(_KEYS.prefix) for key in _KEYS.shared_by_all()}
     touched = [*SCRIPTS.values(), *(each for role in ROLES.values() for each in role.commands.values())]
-    assert families <= {word for each in touched for word in f"{each.given} {each.reads} {each.writes}".split()}
+    named = {word for each in touched for word in f"{each.given} {each.reads} {each.writes} {each.tells}".split()} | _USED
+    assert families <= named
+    made = [getattr(_KEYS, name) for name in KEY_NAMES]
+    keys = [key if isinstance(key, str) else key(*["<x>"] * len(inspect.signature(key).parameters)) for key in made]
+    known = {key.removeprefix(_KEYS.prefix).partition(":<")[0] for key in keys}
+    assert named - known == set(), "the server's rights are for these, and Keys makes no such keys"
 
 
 def test_the_command_offers_every_role() -> None:

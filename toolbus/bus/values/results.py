@@ -59,6 +59,7 @@ class ErrorKind(msgspec.Struct, frozen=True):
         of_tool: whether it says something about the tool, and not about the call.
         unsettled: whether the caller has stopped waiting, or has lost sight of the call, so that what runs may go on.
         of_attempt: whether it says nothing of the request, which may be sent again under the same key.
+        answers: whether a tool that ends so has answered, about what it was asked for: over HTTP that is no failure of the request.
         of_code: whether a fault in the tool's code may be the reason, so that a coding agent is asked to repair a tool that fails so.
         outcome: what a recorded execution that ended so says of its tool; all but a failure say nothing.
     """
@@ -68,12 +69,13 @@ class ErrorKind(msgspec.Struct, frozen=True):
     of_tool: bool = False
     unsettled: bool = False
     of_attempt: bool = False
+    answers: bool = False
     of_code: bool = False
     outcome: Literal["failure", "cancelled", "refused", "unavailable"] = "unavailable"
 
 
 ERROR_KINDS: Mapping[ErrorType, ErrorKind] = {
-    "not_found": ErrorKind(404, "check the name or id that you asked for, or find out first what there is"),
+    "not_found": ErrorKind(404, "check the name or id that you asked for, or find out first what there is", answers=True),
     "invalid_arguments": ErrorKind(422, "fix the arguments and call the tool again", outcome="failure"),
     "unavailable": ErrorKind(503, "try again{later}, or use another tool", of_tool=True, of_attempt=True, of_code=True),
     "overloaded": ErrorKind(429, "wait{wait} and try again, or use another tool", of_tool=True, of_attempt=True),
@@ -88,7 +90,7 @@ ERROR_KINDS: Mapping[ErrorType, ErrorKind] = {
     ),
     "cancelled": ErrorKind(409, "do not repeat the call unless you are asked to", unsettled=True, of_attempt=True, outcome="cancelled"),
     "rate_limited": ErrorKind(429, "wait{wait} before you try again, or use another tool"),
-    "forbidden": ErrorKind(403, "do not try again; go on without it, or ask the user", outcome="refused"),
+    "forbidden": ErrorKind(403, "do not try again; go on without it, or ask the user", answers=True, outcome="refused"),
     "outcome_unknown": ErrorKind(
         409, "it may have taken effect: find out before you repeat it", of_tool=True, unsettled=True, of_attempt=True, of_code=True
     ),
@@ -107,6 +109,7 @@ ERROR_TYPES: frozenset[str] = frozenset(ERROR_KINDS)
 OF_TOOLS = frozenset(kind for kind, about in ERROR_KINDS.items() if about.of_tool)
 UNSETTLED = frozenset(kind for kind, about in ERROR_KINDS.items() if about.unsettled)
 OF_ATTEMPTS = frozenset(kind for kind, about in ERROR_KINDS.items() if about.of_attempt)
+ANSWERS = frozenset(kind for kind, about in ERROR_KINDS.items() if about.answers)
 OF_CODE = frozenset(kind for kind, about in ERROR_KINDS.items() if about.of_code)
 
 Origin = Literal["bus", "tool"]

@@ -339,7 +339,7 @@ def is_retryable(error: BaseException, info: ErrorInfo) -> bool:
 # -- errors of runs that are not their handlers' own ---------------------------------------------------
 
 _UNKNOWN: dict[Beginning, str] = {
-    "began": "an earlier attempt began and its worker is gone; it may or may not have taken effect",
+    "began": "an earlier attempt began, and its worker is gone or has lost it; it may or may not have taken effect",
     "unsure": "another server process took the call, and this one may have forgotten that it ran",
 }
 _UNCONFIRMED = "too few replicas of the server have confirmed the call in time, so it did not run"

@@ -14,19 +14,17 @@ from starlette.responses import Response
 from toolbus.bus.values.encoding import DECODE_ERRORS, encode_data
 from toolbus.bus.values.envelope import REQUEST_TOO_LARGE
 from toolbus.bus.values.options import ServiceCallOptions
-from toolbus.bus.values.results import ERROR_KINDS, ErrorInfo
+from toolbus.bus.values.results import ANSWERS, ERROR_KINDS, ErrorInfo
 
 MEDIA_TYPE = "application/problem+json"
 
 # Codes that say more than the type.
 _OF_CODES = {"idempotency_conflict": 409, REQUEST_TOO_LARGE: 413}
-# Of a tool they are about what it was asked for, and no answer of the gateway's to the request.
-_OF_TOOLS = frozenset({"not_found", "forbidden"})
 
 
 def is_answer(error: ErrorInfo | None) -> bool:
     """Return whether a result with this error is a tool's answer, and no failure of the request."""
-    return error is None or error.type == "tool_error" or (error.origin == "tool" and error.type in _OF_TOOLS)
+    return error is None or error.type == "tool_error" or (error.origin == "tool" and error.type in ANSWERS)
 
 
 class Problem(Exception):
@@ -66,7 +64,7 @@ class Problem(Exception):
         return Response(msgspec.json.encode(self.document()), self.status, self.headers, MEDIA_TYPE)
 
 
-async def on_problem(request: Request, error: Exception) -> Response:
+async def on_problem(_: Request, error: Exception) -> Response:
     """Answer a ``Problem``."""
     return cast("Problem", error).response()
 
@@ -78,12 +76,12 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     return Problem(refused.status_code, kind, f"{request.method} {request.url.path}: {refused.detail}", refused.headers).response()
 
 
-async def on_broker_error(request: Request, error: Exception) -> Response:
+async def on_broker_error(_: Request, error: Exception) -> Response:
     """Answer that the server could not be asked."""
     return Problem(503, "unavailable", str(error), {"Retry-After": "1"}, code="no_server", retryable=True).response()
 
 
-async def on_bug(request: Request, error: Exception) -> Response:
+async def on_bug(_: Request, __: Exception) -> Response:
     """Answer an exception that nothing expected; the server logs its traceback."""
     return Problem(500, "internal_error", "the gateway has failed to answer; its log says why").response()
 

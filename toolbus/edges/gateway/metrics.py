@@ -14,7 +14,7 @@ from toolbus.edges.gateway.gateway import BUCKETS, Gateway
 from toolbus.edges.gateway.operations import Admitted
 
 
-async def health(asked: Admitted[None]) -> Response:
+async def health(_: Admitted[None]) -> Response:
     """Answer that the process lives."""
     return answer({"status": "ok"})
 

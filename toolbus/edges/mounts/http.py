@@ -32,7 +32,7 @@ async def http(address: Address, most_bytes: int) -> AsyncIterator[tuple[Any, An
         for name, source in address.headers.items():
             request.headers[name] = source if isinstance(source, str) else source.value()
 
-    def client(headers: dict[str, str] | None = None, timeout: object = None, auth: httpx2.Auth | None = None) -> httpx2.AsyncClient:
+    def client(headers: dict[str, str] | None = None, timeout: object = None, auth: httpx2.Auth | None = None) -> httpx2.AsyncClient:  # noqa: ARG001
         return httpx2.AsyncClient(
             headers=headers,
             auth=auth,

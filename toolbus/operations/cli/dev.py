@@ -110,8 +110,8 @@ def up_command(
     ],
     folder: Annotated[Folder | None, option("Record the tools of this folder's files first.", "--import")],
     data: Annotated[Folder | None, option("Folder in which a server that is started here keeps its data.")],
-    labels: Annotated[tuple[str, ...], option("A label of the host (may be repeated).", "--label")],
-    allowed: Annotated[tuple[str, ...], option("Let APIs be at this host although it is not public.", "--allow-host", metavar="HOST")],
+    labels: Annotated[tuple[str, ...], option("A label of the host (may be repeated).", "--label")],  # noqa: ARG001 - the host's
+    allowed: Annotated[tuple[str, ...], option("Let APIs be at this host although it is not public.", "--allow-host", metavar="HOST")],  # noqa: ARG001 - the host's
     auto_approve: Annotated[bool, option("Serve tools that the coding agent writes without a person's approval.")],
 ) -> None:
     """Start the platform: gateway, host, service agent, coding agent, messenger.
