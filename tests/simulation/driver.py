@@ -166,7 +166,7 @@ class Driver:
 
     def run(self) -> Outcome:
         """Run it to its end, and judge it."""
-        envelope.new_id.__self__._ready.clear()  # type: ignore[attr-defined]
+        envelope._drawn_ids.clear()
         repeats.forget()
         logger, handler = logging.getLogger("toolbus"), _Logged(self.world)
         before = logger.level, logger.propagate, logger.handlers[:]

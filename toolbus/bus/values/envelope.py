@@ -189,26 +189,21 @@ class _Place(msgspec.Struct):
     epoch: int = 0
 
 
-class _Ids:
-    """Random ids from the system, read 256 at a time: a system call for each cost 3 % of a caller's time."""
-
-    def __init__(self) -> None:
-        self._ready: list[str] = []
-        # A forked child must not repeat the ids of its parent.
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._ready.clear)
-
-    def draw(self) -> str:
-        try:
-            return self._ready.pop()
-        except IndexError:
-            drawn = os.urandom(16 * 256).hex()
-            self._ready.extend(drawn[start : start + 32] for start in range(32, len(drawn), 32))
-            return drawn[:32]
+_drawn_ids: list[str] = []
+# A forked child must not repeat the ids of its parent.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drawn_ids.clear)
 
 
-new_id = _Ids().draw
-"""Return a new call id: 128 random bits as 32 hexadecimal digits."""
+def new_id() -> str:
+    """Return a new call id: 128 random bits as 32 hexadecimal digits."""
+    try:
+        return _drawn_ids.pop()
+    except IndexError:
+        # 256 at a time: a system call for each cost 3 % of a caller's time.
+        drawn = os.urandom(16 * 256).hex()
+        _drawn_ids.extend(drawn[start : start + 32] for start in range(32, len(drawn), 32))
+        return drawn[:32]
 
 
 def new_run() -> str:
