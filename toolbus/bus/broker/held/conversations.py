@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape, Value, read_listed
 from toolbus.bus.broker.protocols import CHAT, ChatWindow, ConversationInfo, Messenger, StoredRecord
 from toolbus.bus.broker.server.keys import Keys, session_digest
-from toolbus.bus.broker.server.reading import LAST_MS, MOST_TEXT, document, identifier, integer, moment, skipping, text
+from toolbus.bus.broker.server.reading import LAST_MS, MOST_TEXT, document, identifier, integer, moment, stored, text
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import server_ms
 from toolbus.bus.values.encoding import whole_text
@@ -148,7 +148,7 @@ class Conversations:
             ConversationError: it can't be read.
             BrokerError: the server refuses, as for the other steps.
         """
-        ident = _document(name)
+        ident = msgspec.json.encode((name.user, name.id)).decode()
         begins: dict[str, Value] = {"name": ident, "born": token, "first": 0, "next": 0}
         change = replace(self._use, token=token, by="next", expected={"name": ident}, begins=begins, told=("born",))
         found = await self._documents.write(self._key(name), _digest(name), change)
@@ -222,10 +222,6 @@ def damaged(name: Name, reason: str) -> ConversationError:
     return ConversationError(f"the conversation {name.id!r} can't be read ({reason}); `toolbus operate conversations rm` deletes it")
 
 
-def _document(name: Name) -> str:
-    return msgspec.json.encode((name.user, name.id)).decode()
-
-
 def _digest(name: Name) -> str:
     return session_digest(name.user, name.id)
 
@@ -267,12 +263,7 @@ class Chats:
         Raises:
             BrokerError: the server could not be asked.
         """
-        said = await self._link.execute("GET", self._key, repeatable=True)
-        if said is None:
-            return None
-        with skipping(self._key):
-            return document(said, Messenger)
-        return None
+        return stored(self._key, await self._link.execute("GET", self._key, repeatable=True), Messenger)
 
     async def tell(self, messenger: Messenger, seconds: float) -> None:
         """Tell of a messenger's connector, which lives for so many seconds from now.

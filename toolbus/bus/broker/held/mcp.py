@@ -8,7 +8,7 @@ import msgspec
 
 from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape
 from toolbus.bus.broker.server.keys import Keys, session_digest
-from toolbus.bus.broker.server.reading import MOST_DOCUMENT, document, skip, skipping, text
+from toolbus.bus.broker.server.reading import MOST_DOCUMENT, document, skip, skipping, stored, text
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.envelope import Request, encode, share_digest
@@ -99,9 +99,7 @@ class McpSessions:
         """Return a session, or None."""
         key = self._keys.mcp_session(digest)
         (said,) = await self._fields(key, "session")
-        with skipping(key):
-            return None if said is None else document(said, McpSession)
-        return None
+        return stored(key, said, McpSession)
 
     async def use(self, user: str, digest: str) -> None:
         """Keep a session for its whole time from now on."""

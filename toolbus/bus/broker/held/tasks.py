@@ -9,7 +9,7 @@ from toolbus.bus.broker.protocols import MOST_BYTES, MOST_RESULTS, TaskFrames, T
 from toolbus.bus.broker.publish import SharedCalls
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys, session_digest
-from toolbus.bus.broker.server.reading import document, skip, skipping
+from toolbus.bus.broker.server.reading import skip, stored
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import pages
@@ -47,14 +47,9 @@ class Tasks:
             BrokerError: the server can't be reached.
         """
         key = self._keys.task(session_digest(user, id))
-        said = await self._link.execute("GET", key, repeatable=True)
-        if said is None:
-            return None
-        with skipping(key):
-            record = document(said, TaskRecord)
-            # Keys are made of it.
-            return record if is_ident(record.call) else None
-        return None
+        record = stored(key, await self._link.execute("GET", key, repeatable=True), TaskRecord)
+        # Keys are made of its call.
+        return record if record is not None and is_ident(record.call) else None
 
     async def frames(self, call: str) -> TaskFrames | None:
         """Return the frames of a shared call so far; None when they are not kept any more.

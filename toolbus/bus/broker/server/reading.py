@@ -99,6 +99,14 @@ def document(value: object, kind: type[T], *, most: int = MOST_DOCUMENT) -> T:
         raise EnvelopeError(f"malformed document: {shown(str(error))}") from None
 
 
+def stored(key: str, value: object, kind: type[T]) -> T | None:
+    """Return what the document at a key says; None when there is none, or, as ``skip`` tells, it can't be read."""
+    if value is not None:
+        with skipping(key):
+            return document(value, kind)
+    return None
+
+
 def check_document(key: str, document: bytes) -> None:
     """Refuse a document that nobody would read.
 
