@@ -166,7 +166,8 @@ class WorkerSteps:
         self.links = Links(connector, on_failed=listener.on_failed, replicated=settings.wait_replicas > 0)
         self.link = link = self.links.writing
         self.replication = Replication(self.links.replicated, settings.wait_replicas, settings.wait_timeout)
-        self.key_repair = KeyRepair(link, self._types, self._keys_deleted)
+        # What is deleted may have been a part of the registration.
+        self.key_repair = KeyRepair(link, self._types, lambda: self._register_again(list(self.streams)))
         # Shared state.
         self.tallies = Tallies(link, keys)
         self.confirmations = Confirmations(link, keys, settings.lease)
@@ -198,7 +199,8 @@ class WorkerSteps:
         self.links.attach(
             on_push=self.wake.receive,
             on_up=self.connected,
-            on_blocking_up=self._blocking_connected,
+            # A reader that waits to read again need not wait any longer.
+            on_blocking_up=lambda _restarted: self.intake.interrupt(),
             on_wrong_type=self.key_repair.request,
             on_moved=self.leases.relocate,
         )
@@ -259,10 +261,6 @@ class WorkerSteps:
         else:
             self.listener.on_replies_gone(replies, error)
 
-    def _blocking_connected(self, _restarted: bool) -> None:
-        # A reader that waits to read again need not wait any longer.
-        self.intake.interrupt()
-
     def _demoted(self) -> None:
         if not self.links.closing:
             self.intake.demoted()
@@ -301,10 +299,6 @@ class WorkerSteps:
     def _listed(self, service: str, why_not: str) -> None:
         # The registration is made before the channel.
         self.wake.listed(service, why_not)
-
-    def _keys_deleted(self) -> None:
-        # They may have been a part of the registration.
-        self._register_again(list(self.streams))
 
     async def _register_lost(self) -> None:
         # No command fails because of a key that is only written in error, so ask for a repair of all keys now and then.

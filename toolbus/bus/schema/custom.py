@@ -186,10 +186,8 @@ def _types(*annotations: Any) -> Iterator[Any]:
 
 
 def _has_fields(class_: type) -> bool:
-    return (
-        dataclasses.is_dataclass(class_) or is_typeddict(class_) or hasattr(class_, "__struct_fields__")
-        or hasattr(class_, "__attrs_attrs__") or hasattr(class_, "_fields")
-    )  # fmt: skip
+    others = ("__struct_fields__", "__attrs_attrs__", "_fields")
+    return dataclasses.is_dataclass(class_) or is_typeddict(class_) or any(hasattr(class_, name) for name in others)
 
 
 def _rebuilt(annotation: Any, extra: Callable[[Any], Any]) -> Any:

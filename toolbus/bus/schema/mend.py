@@ -8,7 +8,7 @@ rewritten to what was meant, and what still can't be understood is left out, par
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -365,7 +365,8 @@ def _enumeration(made: dict[str, Any], values: list[Any], path: str, note: Note)
     if "array" in kinds and not any(isinstance(value, list) for value in values):
         _move_to_items(made, values, path, note)
         return
-    read = list(_distinct(_as_one_of(kinds, value) for value in values))
+    # Each once; 1, 1.0 and true are three.
+    read = list({f"{type_name(each)} {each!r}": each for each in (_as_one_of(kinds, value) for value in values)}.values())
     if all(fits(value, kinds) for value in read):
         made["enum"] = read
         note(path, f"made the values of 'enum' fit the type {made['type']!r}")
@@ -417,13 +418,3 @@ def _default(made: dict[str, Any], path: str, note: Note) -> None:
     if meant is not default:
         made["default"] = meant
         note(path, f"made the default {default[:40]!r} {'one of its values' if isinstance(meant, str) else 'fit the type'}")
-
-
-def _distinct(values: Iterator[Any]) -> Iterator[Any]:
-    """Yield each value once; 1, 1.0 and true are three."""
-    seen: set[str] = set()
-    for value in values:
-        key = f"{type_name(value)} {value!r}"
-        if key not in seen:
-            seen.add(key)
-            yield value

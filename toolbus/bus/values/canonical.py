@@ -80,15 +80,11 @@ def _in_order(value: Any) -> Any:
             if isinstance(each, float):
                 part[place] = _number(each)
             elif isinstance(each, dict):
-                part[place] = {key: each[key] for key in sorted(each, key=_code_units)}
+                part[place] = {key: each[key] for key in sorted(each, key=lambda key: key.encode("utf-16-be"))}
                 left.append(part[place])
             elif isinstance(each, list):
                 left.append(each)
     return whole[0]
-
-
-def _code_units(text: str) -> bytes:
-    return text.encode("utf-16-be")
 
 
 def _number(value: float) -> float | int | msgspec.Raw:

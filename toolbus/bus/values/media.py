@@ -97,16 +97,12 @@ def _is_webp(data: bytes) -> bool:
     return kind == b"VP8X" and not animated and _fits(int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1)
 
 
-def _is_pdf(data: bytes) -> bool:
-    return b"%%EOF" in data[-_MARGIN:] and b"/Encrypt" not in data
-
-
 _CHECKS: Mapping[str, Callable[[bytes], bool]] = {
     "image/png": _is_png,
     "image/jpeg": _is_jpeg,
     "image/gif": _is_gif,
     "image/webp": _is_webp,
-    "application/pdf": _is_pdf,
+    "application/pdf": lambda data: b"%%EOF" in data[-_MARGIN:] and b"/Encrypt" not in data,
 }
 
 READABLE: frozenset[str] = frozenset(_CHECKS)

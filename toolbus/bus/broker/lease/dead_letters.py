@@ -125,8 +125,10 @@ class DeadLetters:
         # Braces are literal in a pattern; the rest of a namespace has no special characters.
         found: set[str] = set()
         async for keys in scan(self._link, "SCAN", "", "MATCH", prefix + b"*", "COUNT", 1000):
-            found.update(filter(None, (_queue(key, prefix) for key in keys)))
-        return sorted(found)
+            for key in keys:
+                with skipping(shown(key)):
+                    found.add(text(key.removeprefix(prefix)))
+        return sorted(found - {""})
 
     async def newest(self, queue: str, limit: int) -> list[DeadLetter]:
         """Return the newest letters of a queue, newest first."""
@@ -212,12 +214,6 @@ class DeadLetters:
             document=document,
             request=request,
         )
-
-
-def _queue(key: bytes, prefix: bytes) -> str:
-    with skipping(shown(key)):
-        return text(key.removeprefix(prefix))
-    return ""
 
 
 def is_letter_id(value: str) -> bool:

@@ -147,11 +147,8 @@ class Pins:
                 except DescriptorError as error:
                     decided[key.removeprefix(pins.KEY)] = None
                     skip(self._keys.pins, str(error), field=key)
-        return {**_static(items, services), **_published(services)}, decided
-
-
-def _published(services: dict[str, ServiceRecord | RefusedTool]) -> dict[str, ToolDescriptor]:
-    return {tool.name: tool for each in services.values() if isinstance(each, ServiceRecord) for tool in each.publication.tools}
+        publications = [each.publication for each in services.values() if isinstance(each, ServiceRecord)]
+        return _static(items, services) | {tool.name: tool for each in publications for tool in each.tools}, decided
 
 
 def _static(items: dict[str, bytes | RefusedTool], services: dict[str, ServiceRecord | RefusedTool]) -> dict[str, ToolDescriptor]:

@@ -148,7 +148,9 @@ class Registry:
         now, failures = int(clock.server_ms()), list[BrokerError]()
         for kind, least, most in (("ended", "-inf", f"({now}"), ("endless", f"({now + 2 * _LONGEST_LEASE}", "+inf")):
             after = self._passed.pop(kind, 0)
-            members = await self._members(least, most, after)
+            # A bounded number of them, but for the first ones.
+            within = (least, most, "BYSCORE", "LIMIT", after, _SWEEP_LIMIT)
+            members: list[bytes] = await self._link.execute("ZRANGE", self._keys.live, *within, repeatable=True)
             if not members and kind == "endless":
                 break
             # Members that could not be removed, or for which the script failed, must not hide those after them.
@@ -178,12 +180,6 @@ class Registry:
                 return 0
         dropped = [await self._drop([member], now, failures) for member in members]
         return -1 if -1 in dropped else sum(dropped)
-
-    async def _members(self, least: str, most: str, after: int) -> list[bytes]:
-        """Return a bounded number of live members with a score in a range, but for the first ones."""
-        command = ("ZRANGE", self._keys.live, least, most, "BYSCORE", "LIMIT", after, _SWEEP_LIMIT)
-        found: list[bytes] = await self._link.execute(*command, repeatable=True)
-        return found
 
     async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
         """Store a document; with an ``owner``, who alone may then change it.

@@ -282,8 +282,7 @@ class ReplyReader(msgspec.Struct, eq=False):
         self._forget_read()
         # In one write: workers that find no stream take the agent for dead.
         await asyncio.gather(self.link.execute("DEL", self.key, repeatable=True), self.listen())
-        self.listener.on_replies_lost()
-        self.resync = True
+        self._lost()
 
     def _take_shared(self, stream: bytes, entries: list[Any]) -> None:
         for entry, flat in entries:
@@ -294,7 +293,8 @@ class ReplyReader(msgspec.Struct, eq=False):
         if len(flat) < 2 or flat[0] != b"f":
             # Entries without frames create the stream, wake its reader, or tell that a confirmation request was answered.
             if flat[:1] == [b"c"]:
-                self._confirmed(flat[1])
+                with skipping(self.key, field="c"):
+                    self.confirmations.answered(identifier(flat[1]))
             return []
         frames, problems = decode_frames(flat[1], limit=self._entry_limit)
         if problems:
@@ -306,10 +306,6 @@ class ReplyReader(msgspec.Struct, eq=False):
     def _lost(self) -> None:
         self.listener.on_replies_lost()
         self.resync = True
-
-    def _confirmed(self, id: bytes) -> None:
-        with skipping(self.key, field="c"):
-            self.confirmations.answered(identifier(id))
 
     def _hand_over(self, frames: list[Frame]) -> None:
         try:

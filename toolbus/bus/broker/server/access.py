@@ -394,7 +394,7 @@ def is_forbidden(error: BaseException) -> bool:
 
 def wanted(packed: bytes) -> str:
     """Return which role a packed command needs, which script or command it is, and what it touches."""
-    words = _words(packed)
+    words = packed.split(b"\r\n", 2 * _MOST_WORDS)[2 : 2 * _MOST_WORDS : 2]
     script = _script_in(packed)
     roles = _joined(_roles_for(script, words))
     role = f"{_NEEDS}{roles}; " if roles else ""
@@ -423,10 +423,6 @@ def with_roles(text: str, roles: Sequence[str], namespace: str) -> str:
 def is_left_to_others(packed: bytes) -> bool:
     """Return whether a packed command is a script that some roles may not run, or asks for a role."""
     return _script_in(packed) in _LEFT_TO_OTHERS or (packed.startswith(b"*2\r\n$6\r\nEXISTS\r\n") and b"}:role:" in packed)
-
-
-def _words(packed: bytes) -> list[bytes]:
-    return packed.split(b"\r\n", 2 * _MOST_WORDS)[2 : 2 * _MOST_WORDS : 2]
 
 
 def _keys(words: Sequence[bytes]) -> list[bytes]:
@@ -478,10 +474,6 @@ def _script_in(packed: bytes) -> str:
 
 
 def _told(touched: Touched) -> str:
-    parts = (
-        ("", touched.given, "reading and writing"),
-        ("", touched.reads, "reading"),
-        ("", touched.writes, "writing"),
-        ("the channels ", touched.tells, "publishing"),
-    )
-    return ", ".join(f"{what} {kind}{families}" for kind, families, what in parts if families)
+    # In the order of its fields.
+    acts = ("reading and writing", "reading", "writing", "publishing the channels")
+    return ", ".join(f"{act} {families}" for act, families in zip(acts, msgspec.structs.astuple(touched), strict=True) if families)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -106,8 +107,7 @@ async def _read(link: Link, key: str, after: bytes, expected: Iterable[str], fou
 
 def merged(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Return the sums of counts by name."""
-    found: dict[str, int] = {}
+    found = Counter[str]()
     for each in counts:
-        for name, count in each.items():
-            found[name] = found.get(name, 0) + count
-    return found
+        found.update(each)
+    return dict(found)
