@@ -25,16 +25,17 @@ def reader() -> Iterator[InMemoryMetricReader]:
     provider.shutdown()
 
 
-def counted(reader: InMemoryMetricReader) -> dict[str, int]:
-    """Return the number of calls by the label of their tool."""
+def counted(reader: InMemoryMetricReader, metric_name: str = NAME, label: str = "gen_ai.tool.name") -> dict[str, int]:
+    """Return the number of calls by a label."""
     found: dict[str, int] = {}
     data = reader.get_metrics_data()
     assert data is not None
     for metric in data.resource_metrics[0].scope_metrics[0].metrics:
-        if metric.name == NAME:
+        if metric.name == metric_name:
             for point in metric.data.data_points:
-                name = str((point.attributes or {})["gen_ai.tool.name"])
-                found[name] = found.get(name, 0) + point.count  # type: ignore[union-attr] # points of a histogram
+                name = str((point.attributes or {})[label])
+                # A point of a histogram has a count, one of a counter a value.
+                found[name] = found.get(name, 0) + int(getattr(point, "count", None) or point.value)  # type: ignore[union-attr]
     return found
 
 
@@ -49,11 +50,12 @@ async def test_made_up_names_are_one_series(place: Place, reader: InMemoryMetric
     """Calls of tools that do not exist are counted together, and those of a known tool under its name, also when they are refused."""
     async with place.serving(plain) as bus:
         await bus.wait_for_tool("plain")
-        assert (await bus.call("plain")).success
         assert not (await bus.call("plain", {"wrong": 1})).success
+        assert (await bus.call("plain")).success
         for number in range(50):
             assert not (await bus.call(f"made-up-{number}")).success
     assert counted(reader) == {"plain": 2, "_OTHER": 50}
+    assert counted(reader, "toolbus.calls", "messaging.destination.name") == {"measured": 2, "": 50}
 
 
 def test_known_names_are_capped(reader: InMemoryMetricReader) -> None:

@@ -47,6 +47,10 @@ class Host:
             raise self.problems.pop(0)
         return self.trouble
 
+    def service_of(self, target: CallTarget) -> str:
+        """Know none."""
+        return ""
+
     def withdraw(self, call: Call, why: str) -> None:
         """Record that the caller of a call no longer waits."""
         call.withdrawn = why

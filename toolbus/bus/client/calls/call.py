@@ -56,6 +56,9 @@ class CallHost(Protocol):
             ConfigurationError: an option is wrong; nothing was published.
         """
 
+    def service_of(self, target: CallTarget) -> str:
+        """Return the service of a target, or an empty text for one that is not known."""
+
     def withdraw(self, call: Call, why: str) -> None:
         """Tell the broker that the caller no longer waits for the call, and the type of the error that it has instead."""
 
@@ -408,7 +411,7 @@ class Call(msgspec.Struct, eq=False):
         if not self._done.done():
             self._done.set_result(result)
         if telemetry.metering():
-            service = "" if self.request is None else self.request.service
+            service = self._host.service_of(self.target) if self.request is None else self.request.service
             telemetry.record_call(self.target.tool, service, result.meta.ms / 1000, result.error)
         if self.span is not None:
             self.span.end(result.error)

@@ -213,6 +213,18 @@ class Dispatcher:
         why = "" if call.request is None else self.connection.broker.held_up(once=call.request.effect == "once")
         return why and f"; it waits to be published: {why}"
 
+    def service_of(self, target: CallTarget) -> str:
+        """Return the service of a target, or an empty text for one that is not known."""
+        if self._connection is None:
+            return ""
+        catalogue = self._connection.catalogue
+        if target.service:
+            descriptor, _ = catalogue.service(target.service)
+            return "" if descriptor is None else descriptor.id
+        # What is called may be of any type.
+        tool = catalogue.tools.get(target.tool) if isinstance(target.tool, str) else None
+        return "" if tool is None else tool.service
+
     def forget(self, call: Call) -> None:
         """Drop a call that has ended."""
         connection = self._connection
