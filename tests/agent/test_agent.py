@@ -100,6 +100,56 @@ async def test_parallel_calls_run_and_the_model_goes_on() -> None:
         assert [text for call, text in heard if call == "call_add_0"] == ["42"]
 
 
+async def test_questions_that_are_asked_at_once_are_answered_in_order() -> None:
+    """Each listener hears of its own question, each question stays in the conversation, and one that is cancelled disturbs no other."""
+    running, going = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def hold() -> str:
+        """Wait until it may go on."""
+        running.set()
+        await going.wait()
+        return "held"
+
+    def script(body: dict[str, Any]) -> Canned:
+        last = body["messages"][-1]
+        return calls(("hold", {})) if last["role"] == "user" and last["content"] == "first" else says(f"to {last['content']}")
+
+    async with setting(script) as given, Worker([hold], url="memory://", namespace=given.namespace):
+        await given.bus.wait_for_tool("hold")
+        heard: dict[str, list[Any]] = {name: [] for name in ("first", "second", "third", "fourth")}
+        first, second, third, fourth = (asyncio.ensure_future(given.agent.ask(name, heard[name].append)) for name in heard)
+        await running.wait()
+        third.cancel()
+        going.set()
+        assert [(await each).text for each in (first, second, fourth)] == ["to held", "to second", "to fourth"]
+        await asyncio.gather(third, return_exceptions=True)
+        said = {name: [each.text for each in events if isinstance(each, ModelText)] for name, events in heard.items()}
+        assert {name: "".join(texts) for name, texts in said.items()} == {
+            "first": "to held",
+            "second": "to second",
+            "third": "",
+            "fourth": "to fourth",
+        }
+        assert [len(heard[name]) for name in ("second", "third", "fourth")] == [1, 0, 1]
+        spoken = [each["content"] for each in given.agent.messages[1:] if each["content"]]
+        assert spoken == ["first", "held", "to held", "second", "to second", "fourth", "to fourth"]
+
+
+async def test_a_question_goes_on_when_the_one_before_it_is_cancelled() -> None:
+    """A question that waits is answered although the one that ran is cancelled, of which nothing stays."""
+    hanging = Canned(event({"content": "nothing that stays"}))
+    hanging.hang = True
+    async with setting([hanging, says("to second")]) as given:
+        first, second = (asyncio.ensure_future(given.agent.ask(each)) for each in ("first", "second"))
+        await given.model.answering.wait()
+        assert len(given.model.bodies) == 1
+        first.cancel()
+        assert (await second).text == "to second"
+        assert first.cancelled()
+        assert [each["content"] for each in given.agent.messages[1:]] == ["second", "to second"]
+
+
 async def test_a_tool_that_appears_is_offered_in_the_next_turn() -> None:
     """A tool that comes while the agent runs is in the next turn's definitions, and can be called then."""
 

@@ -156,6 +156,20 @@ async def test_two_agents_do_not_continue_one_conversation(place: Place) -> None
         assert (answer.text, await two.resume()) == ("done", answer)
 
 
+async def test_a_question_that_is_refused_hears_nothing_of_the_one_that_runs(place: Place) -> None:
+    """An agent that is asked in the middle of a kept question tells of that question only its own listener."""
+    first: list[Any] = []
+    second: list[Any] = []
+    async with setting(place, [calls(("story", {"name": "s"})), says("done")]) as given, given.agent() as agent:
+        asking = asyncio.ensure_future(agent.ask("tell", first.append))
+        await given.tools.running.wait()
+        with pytest.raises(ConversationBusy):
+            await agent.ask("me, too", second.append)
+        given.tools.gate.set()
+        assert (await asking).text == "done"
+    assert (first[-1], second) == (ModelText("done"), [])
+
+
 async def test_who_lost_a_conversation_writes_nothing(place: Place) -> None:
     """A conversation that is deleted while it is continued ends the question with an error, and nothing of it comes back."""
     async with setting(place, [calls(("story", {"name": "s"})), says("new")]) as given:

@@ -70,12 +70,14 @@ class Retrying(msgspec.Struct, frozen=True):
 
 AgentEvent = ModelText | Retrying | ToolEvent
 
+Listener = Callable[[AgentEvent], object]
+
 
 class Agent:
     """Asks a model, runs the tools it calls, and asks again.
 
     Each turn offers the tools that are available by then. In the last turn the model may call none, so that it has to answer.
-    The next ``ask`` continues the conversation.
+    The next ``ask`` continues the conversation. Questions that are asked at once are answered one after the other.
 
     With ``conversation`` it is kept on the server, so that another process can continue it, also in the middle of a question: answers of
     the model that arrived are not asked for again, calls that ended are not run again, and one that still runs is joined. One process at a
@@ -131,14 +133,13 @@ class Agent:
             raise ConfigurationError("a memory needs a conversation that is kept: Agent(conversation=…, memory=…)")
         self._memory = memory
         self._parameters = parameters
-        self._listener: Callable[[AgentEvent], object] = _ignore
+        # Of a conversation that is not kept: each question continues what the one before it left.
+        self._one_question = asyncio.Lock()
         self._remembers = False
         self._system: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         self.messages = [*self._system]
 
-    async def ask(
-        self, question: str, listener: Callable[[AgentEvent], object] | None = None, *, idempotency_key: str | None = None
-    ) -> Answer:
+    async def ask(self, question: str, listener: Listener | None = None, *, idempotency_key: str | None = None) -> Answer:
         """Return the model's answer. ``listener`` gets text and call events as they come; it must return quickly.
 
         In a kept conversation the same question goes on where it was left without an answer. With an ``idempotency_key`` of yours it is
@@ -153,19 +154,20 @@ class Agent:
         """
         if idempotency_key == "":
             raise ConfigurationError("an idempotency_key of a question needs at least one character; leave it out to have none")
-        self._listener = listener or _ignore
+        tell = listener or _ignore
         if self._conversation is not None:
             async with self._kept() as history:
-                return await self._answered(history, Question(whole_text(question), idempotency_key or ""))
+                return await self._answered(history, Question(whole_text(question), idempotency_key or ""), tell)
         if idempotency_key:
             raise ConfigurationError("an idempotency_key of a question needs a conversation that is kept: Agent(conversation=…)")
-        local = LocalHistory(self.messages)
-        try:
-            return await self._within_time(local, await local.begin(Question(question)))
-        finally:
-            self.messages = local.end()
+        async with self._one_question:
+            local = LocalHistory(self.messages)
+            try:
+                return await self._within_time(local, await local.begin(Question(question)), tell)
+            finally:
+                self.messages = local.end()
 
-    async def resume(self, listener: Callable[[AgentEvent], object] | None = None) -> Answer | None:
+    async def resume(self, listener: Listener | None = None) -> Answer | None:
         """Continue the question that was left in a kept conversation, and return its answer; the latest answer when none was left.
 
         Returns:
@@ -177,9 +179,8 @@ class Agent:
         """
         if self._conversation is None:
             raise ConfigurationError("only a conversation that is kept can be resumed: Agent(conversation=…)")
-        self._listener = listener or _ignore
         async with self._kept() as history:
-            return None if history.last is None else await self._continued(history, history.last)
+            return None if history.last is None else await self._continued(history, history.last, listener or _ignore)
 
     # -- one question -----------------------------------------------------------------------------
 
@@ -196,41 +197,41 @@ class Agent:
             finally:
                 self.messages = history.messages
 
-    async def _answered(self, history: KeptHistory, question: Question) -> Answer:
+    async def _answered(self, history: KeptHistory, question: Question, tell: Listener) -> Answer:
         """Answer a question that may have been asked before."""
         known = history.found(question)
         if known is not None:
-            return await self._continued(history, known)
+            return await self._continued(history, known, tell)
         if self._memory is not None:
             await self._memory.shorten(history, self._summed_up)
-        return await self._within_time(history, await history.begin(question))
+        return await self._within_time(history, await history.begin(question), tell)
 
     async def _summed_up(self, body: Mapping[str, Any]) -> Reply:
         """Ask the model for a summary; nobody is told of its text."""
         async with asyncio.timeout(0 if self._memory is None else self._memory.within):
             return await self._endpoint.complete({"model": self._executor.model, **self._parameters, **body})
 
-    async def _continued(self, history: KeptHistory, exchange: Exchange) -> Answer:
+    async def _continued(self, history: KeptHistory, exchange: Exchange, tell: Listener) -> Answer:
         """Return the answer of a question that was asked before, or go on with it."""
         if (answer := exchange.answer()) is not None:
             if answer.text:
-                self._listener(ModelText(answer.text))
+                tell(ModelText(answer.text))
             return answer
         self._return_to(exchange)
-        return await self._within_time(history, exchange)
+        return await self._within_time(history, exchange, tell)
 
-    async def _within_time(self, history: History, exchange: Exchange) -> Answer:
+    async def _within_time(self, history: History, exchange: Exchange, tell: Listener) -> Answer:
         deadline = asyncio.timeout(self._max_seconds)
         try:
             with nullcontext() if self._walk is None else self._walk.recording(exchange.question.text):
                 async with deadline:
-                    return await self._follow(history, exchange)
+                    return await self._follow(history, exchange, tell)
         except TimeoutError:
             if not deadline.expired():
                 raise
             return exchange.given_up("time")
 
-    async def _follow(self, history: History, exchange: Exchange) -> Answer:
+    async def _follow(self, history: History, exchange: Exchange, tell: Listener) -> Answer:
         """Take step after step until the question has an answer.
 
         Each is recorded before the next one, which depends on the records alone: any process can take it.
@@ -238,39 +239,43 @@ class Agent:
         while (answer := exchange.answer()) is None:
             turn = exchange.unfinished()
             if turn is None:
-                await history.add(await self._reply(history, len(exchange.turns) + 1))
+                await history.add(await self._reply(history, len(exchange.turns) + 1, tell))
             else:
-                await self._run(history, exchange, turn)
+                await self._run(history, exchange, turn, tell)
         return answer
 
-    async def _reply(self, history: History, number: int) -> ModelReply | End:
+    async def _reply(self, history: History, number: int, tell: Listener) -> ModelReply | End:
         """Ask the model for its turn with this number."""
         if number > self._max_turns:
             return End("turns", number - 1)
         at = [] if self._walk is None else [*self._walk.at]
-        reply = await self._complete(history.messages, last=number == self._max_turns)
+        reply = await self._complete(history.messages, tell, last=number == self._max_turns)
         calls = reply.calls()
         if calls and number == self._max_turns:
             return End("turns", number)
         return ModelReply(reply.message(), calls, reply.finish_reason, at)
 
-    async def _complete(self, messages: list[dict[str, Any]], *, last: bool) -> Reply:
+    async def _complete(self, messages: list[dict[str, Any]], tell: Listener, *, last: bool) -> Reply:
         messages = with_instruction(messages, self._look())
         body = self._executor.build_request(messages, **self._parameters)
         if last and "tools" in body:
             body["tool_choice"] = "none"
+
+        def on_text(text: str) -> None:
+            tell(ModelText(text))
+
         for attempt in range(1, _ATTEMPTS):
             try:
-                return await self._endpoint.complete(body, self._on_text)
+                return await self._endpoint.complete(body, on_text)
             except EndpointError as error:
                 pause = 0.5 * attempt if error.retry_after is None else error.retry_after
                 if not error.retryable or pause > _LONGEST_PAUSE:
                     raise
-                self._listener(Retrying(error, pause))
+                tell(Retrying(error, pause))
                 await asyncio.sleep(pause)
-        return await self._endpoint.complete(body, self._on_text)
+        return await self._endpoint.complete(body, on_text)
 
-    async def _run(self, history: History, exchange: Exchange, turn: ModelTurn) -> None:
+    async def _run(self, history: History, exchange: Exchange, turn: ModelTurn, tell: Listener) -> None:
         """Run the calls of a turn that have no result yet; each result is recorded as it comes."""
         key = history.turn_key(turn.number)
         executor = self._executor.keyed(key) if key else self._executor
@@ -288,15 +293,12 @@ class Agent:
                         await history.add(CallResult(event.id, result))
                     else:
                         found[event.id] = result
-                self._listener(event)
+                tell(event)
                 if exchange.end is not None:
                     return
             messages = await running.messages()
         await history.add(TurnResults(_named(messages), found))
         self._move(turn)
-
-    def _on_text(self, text: str) -> None:
-        self._listener(ModelText(text))
 
     # -- after another process --------------------------------------------------------------------
 
