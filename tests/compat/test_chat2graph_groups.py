@@ -21,7 +21,7 @@ from toolbus.compat.chat2graph.core.toolkit.tool import Tool
 from toolbus.compat.chat2graph.core.toolkit.tool_config import McpConfig, McpTransportConfig, ToolGroupConfig
 from toolbus.compat.chat2graph.core.toolkit.tool_connection import ToolConnection
 from toolbus.compat.chat2graph.core.toolkit.tool_group import ToolPackage
-from toolbus.toolkit import group_of_definitions
+from toolbus.toolkit import ToolkitError, group_of_definitions
 
 # -- tools and groups ---------------------------------------------------------------------------------
 
@@ -70,6 +70,17 @@ async def test_a_group_is_asked_from_within_an_event_loop(service: ToolkitServic
     service.add_action(actions[0], [], [])
     service.add_tool_group(Listing("api", "Search"), [(actions[0], 1.0)])
     assert [tool.name for tool in service.recommend_tools_actions(actions)[0]] == ["Search"]
+
+
+@pytest.mark.parametrize("wrong", ["group", None, ["Search"]])
+def test_a_mistake_with_a_group_adds_nothing(populated: ToolkitService, actions: list[Action], wrong: Any) -> None:
+    """Something that is no group, or an id where an action is wanted, is a ToolkitError, and the graph is as before."""
+    before = populated.get_toolkit().vertices()
+    with pytest.raises(ToolkitError, match="tool_group has the type"):
+        populated.add_tool_group(wrong, [(actions[0], 1.0)])
+    with pytest.raises(ToolkitError, match="is no pair of an Action and a score"):
+        populated.add_tool_group(Listing("api", "Search"), [(wrong, 1.0)])
+    assert populated.get_toolkit().vertices() == before
 
 
 def test_a_group_that_is_added_again(service: ToolkitService, actions: list[Action]) -> None:

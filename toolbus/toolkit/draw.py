@@ -25,7 +25,7 @@ from matplotlib.path import Path
 
 from toolbus.bus.support.display import harmless
 from toolbus.bus.values.results import ToolkitError
-from toolbus.toolkit.graph import Toolkit, edge_kind, kind_of
+from toolbus.toolkit.graph import Toolkit, edge_kind, expect, kind_of
 from toolbus.toolkit.picture import HEIGHT, WIDTH, Layout, Point, Route, Router, layout, middle, page
 
 BASE = "DejaVu Sans"
@@ -72,8 +72,9 @@ def visualize(graph: Toolkit, title: str, show: bool = False, *, most: int = MOS
         show: open the picture in a window of matplotlib's backend, without waiting; otherwise matplotlib does not keep the figure.
 
     Raises:
-        ToolkitError: ``most`` is not at least 1.
+        ToolkitError: it is no graph, or ``most`` is not at least 1.
     """
+    expect("graph", graph, Toolkit)
     return _picture(graph, title, show=show, most=most, stand_ins={})
 
 
@@ -114,7 +115,12 @@ def _lettered(text: str, stand_ins: dict[str, str]) -> str:
 
 
 def draw(graph: Toolkit, title: str = "", *, format: Literal["svg", "png"] = "svg", most: int = MOST) -> bytes:
-    """Return the picture as SVG, whose text stays text, or as PNG; the same graph gives the same bytes."""
+    """Return the picture as SVG, whose text stays text, or as PNG; the same graph gives the same bytes.
+
+    Raises:
+        ToolkitError: see ``visualize``.
+    """
+    expect("graph", graph, Toolkit)
     stand_ins = _stand_ins(graph, title) if format == "svg" else {}
     content = rendered(_picture(graph, title, show=False, most=most, stand_ins=stand_ins), format)
     return content.decode().translate({ord(each): shown for shown, each in stand_ins.items()}).encode() if stand_ins else content
@@ -142,8 +148,9 @@ def save(graph: Toolkit, path: str | FilePath, title: str = "", *, most: int = M
     """Write the picture to a file: ``.svg``, ``.png``, or ``.html`` for the interactive page.
 
     Raises:
-        ToolkitError: the name has another suffix.
+        ToolkitError: it is no graph, or the name has another suffix.
     """
+    expect("graph", graph, Toolkit)
     path = FilePath(path)
     if path.suffix == ".html":
         path.write_text(page(graph, title or path.stem), "utf-8")

@@ -292,6 +292,31 @@ def _members(item: object, form: str, name: str, given: Iterable[T] | None, kind
     return found
 
 
+def expect(what: str, value: object, *kinds: type) -> None:
+    """Refuse an argument of another kind.
+
+    Raises:
+        ToolkitError: the message begins with ``what``.
+    """
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise ToolkitError(f"{what} has the type {type_name(value)}, not {wanted}: {reprlib.repr(value)}")
+
+
+def listed(what: str, given: Iterable[T], *kinds: type) -> list[T]:
+    """Return what a list argument holds; a text is no list of its characters.
+
+    Raises:
+        ToolkitError: it is no list, or it holds something of another kind.
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ToolkitError(f"{what} has the type {type_name(given)}, not list: {reprlib.repr(given)}")
+    found = list(given)
+    for index, each in enumerate(found):
+        expect(f"{what}[{index}]", each, *kinds)
+    return found
+
+
 _KINDS = ((Action, "action"), (Tool, "tool"), (ToolGroup, "group"))
 
 
@@ -397,7 +422,7 @@ class Toolkit:
 
     def has_edge(self, u: str, v: str) -> bool:
         """Return whether there is an edge from ``u`` to ``v``."""
-        return u in self._graph and v in self._graph.adj[u]
+        return u in self._graph and v in self._graph and v in self._graph.adj[u]
 
     def get_action(self, id: str) -> Action | None:
         """Return a copy of the action at a vertex, or None when there is no action."""
@@ -431,8 +456,9 @@ class Toolkit:
         """Add a vertex, or replace the item of an existing one.
 
         Raises:
-            ToolkitError: the item is no action, tool or group, or of another kind than the existing one.
+            ToolkitError: the id is no text, or the item is no action, tool or group, or of another kind than the existing one.
         """
+        expect("the id of a vertex", id, str)
         kind, there = kind_of(data), kind_of(self.item(id))
         if not kind:
             raise ToolkitError(f"vertex {id!r} can't hold a {type_name(data)}: give it an Action, a Tool or a ToolGroup")
@@ -467,7 +493,7 @@ class Toolkit:
             ToolkitError: there is no such edge, or the score is not within 0 and 1.
         """
         check_score(score, f"the score of the edge {u!r} → {v!r}")
-        if not self._graph.has_edge(u, v):
+        if not self.has_edge(u, v):
             raise ToolkitError(f"there is no edge {u!r} → {v!r} to score: add it first")
         self._graph.edges[u, v]["score"] = float(score)
 
@@ -477,7 +503,7 @@ class Toolkit:
         Raises:
             ToolkitError: there is no such edge.
         """
-        if not self._graph.has_edge(u, v):
+        if not self.has_edge(u, v):
             raise ToolkitError(f"there is no edge {u!r} → {v!r} to remove")
         self._graph.remove_edge(u, v)
 
@@ -486,7 +512,11 @@ class Toolkit:
 
         Removing an action removes the tools that nothing else leads to, removing a group removes its tools, and removing a group's
         last tool removes the group. A group stays when the last action that called it is removed, because its tools still exist.
+
+        Raises:
+            ToolkitError: the id is no text.
         """
+        expect("the id of a vertex", id, str)
         waiting = [id]
         while waiting:
             gone = waiting.pop()
@@ -498,8 +528,9 @@ class Toolkit:
         """Add another graph's vertices and edges; vertices and edges of this graph keep their items and scores.
 
         Raises:
-            ToolkitError: a vertex has different kinds in the two graphs; nothing was changed.
+            ToolkitError: the other one is no graph, or a vertex has different kinds in the two graphs; nothing was changed.
         """
+        expect("the other graph", other, Toolkit)
         for vertex, item in other.items():
             here = kind_of(self.item(vertex))
             if here and here != kind_of(item):
@@ -509,8 +540,12 @@ class Toolkit:
         mine.add_edges_from([(u, v, dict(about)) for u, v, about in other.get_graph().edges(data=True) if not mine.has_edge(u, v)])
 
     def subgraph(self, ids: Iterable[str]) -> Self:
-        """Return a new graph of these vertices and the edges between them; unknown ids are ignored."""
-        kept, edges = dict.fromkeys(vertex for vertex in ids if vertex in self._graph), self.tables()[1]
+        """Return a new graph of these vertices and the edges between them; unknown ids are ignored.
+
+        Raises:
+            ToolkitError: they are no list of ids.
+        """
+        kept, edges = dict.fromkeys(vertex for vertex in listed("ids", ids, str) if vertex in self._graph), self.tables()[1]
         return self.part(kept, ((u, v, about) for u in kept for v, about in edges[u].items()))
 
     def part(self, ids: Collection[str], edges: Iterable[tuple[str, str, Mapping[str, Any]]]) -> Self:
@@ -570,8 +605,10 @@ def recommend_subgraph(toolkit: Graph, actions: Iterable[Action | str], threshol
         actions: actions or their ids; those that are not in the graph are ignored.
 
     Raises:
-        ToolkitError: the threshold is not within 0 and 1, or hops is not a whole number from 0.
+        ToolkitError: the threshold is not within 0 and 1, hops is not a whole number from 0, or an argument is of another kind.
     """
+    expect("toolkit", toolkit, Toolkit)
+    starts = listed("actions", actions, Action, str)
     check_score(threshold, "the threshold")
     if isinstance(hops, bool) or not isinstance(hops, int) or hops < 0:
         raise ToolkitError(f"hops is {hops!r}, which is not a whole number from 0")
@@ -591,7 +628,7 @@ def recommend_subgraph(toolkit: Graph, actions: Iterable[Action | str], threshol
                         (following if isinstance(item, Action) else called)[target] = None
         return following
 
-    ids = (start if isinstance(start, str) else start.id for start in actions)
+    ids = (start if isinstance(start, str) else start.id for start in starts)
     front = {vertex: None for vertex in ids if isinstance(toolkit.item(vertex), Action)}
     called: dict[str, None] = {}
     for _ in range(hops + 1):

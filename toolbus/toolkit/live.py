@@ -18,7 +18,7 @@ from toolbus.bus.client.tools.tool import Tool as BusTool
 from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.values.envelope import new_id
 from toolbus.bus.values.results import ConfigurationError, ToolkitError
-from toolbus.toolkit.graph import Action, Explorer, Item, Tool, ToolGroup, Toolkit, check_score, recommend_subgraph
+from toolbus.toolkit.graph import Action, Explorer, Item, Tool, ToolGroup, Toolkit, check_score, listed, recommend_subgraph
 from toolbus.toolkit.learning.recorder import Episode, Place, Recorder
 from toolbus.toolkit.learning.revisions import Revisions, check_graph
 from toolbus.toolkit.learning.stores import MAX_SHOWN
@@ -159,10 +159,11 @@ def for_actions(
         tell_missing: name in ``prompt()`` the recommended tools that are not there now; they are left out otherwise.
 
     Raises:
-        ToolkitError: the threshold is not within 0 and 1, or hops is no whole number from 0.
+        ToolkitError: the threshold is not within 0 and 1, hops is no whole number from 0, or the actions are no list of texts.
     """
+    wanted = listed("actions", actions, str)
     graph = published(tools.catalogue) if toolkit is None else toolkit
-    starts = tuple(dict.fromkeys(found for each in actions for found in _resolved(graph, each)))
+    starts = tuple(dict.fromkeys(found for each in wanted for found in _resolved(graph, each)))
     part = recommend_subgraph(graph, starts, threshold, hops)
     explored = frozenset() if explorer is None else explorer.extend(part, graph)
     items: list[Item] = [item for _, item in part.items()]
@@ -295,7 +296,7 @@ class Walk:
             score can rise.
 
     Raises:
-        ToolkitError: the threshold or ``explore`` is not within 0 and 1, or hops is no whole number from 0.
+        ToolkitError: the threshold or ``explore`` is not within 0 and 1, hops is no whole number from 0, or starts is no list of texts.
     """
 
     def __init__(
@@ -316,7 +317,7 @@ class Walk:
         self._explore = explore
         self._explorer: Explorer | None = None
         self._viewed = partial(for_actions, tools, threshold=threshold, hops=hops, toolkit=toolkit, tell_missing=True)
-        self.at = tuple(starts)
+        self.at = tuple(listed("starts", starts, str))
         self._view = self._viewed(self.at)
 
     @property
@@ -326,8 +327,12 @@ class Walk:
         return self._view
 
     def after(self, called: Iterable[str]) -> None:
-        """Move the agent after it called these tools of the bus."""
-        moved = {action: None for name in called for action, _ in self._edges(name)}
+        """Move the agent after it called these tools of the bus.
+
+        Raises:
+            ToolkitError: they are no list of names.
+        """
+        moved = {action: None for name in listed("called", called, str) for action, _ in self._edges(name)}
         if moved:
             self.at = tuple(action.id for action in self._view.actions if action.id in moved)
 

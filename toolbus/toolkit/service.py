@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -24,7 +26,9 @@ from toolbus.toolkit.graph import (
     Toolkit,
     a,
     check_score,
+    expect,
     kind_of,
+    listed,
     recommend_subgraph,
     recommend_tools_actions,
 )
@@ -44,6 +48,8 @@ class ToolkitService:
     """
 
     def __init__(self, toolkit: Toolkit | None = None) -> None:
+        if toolkit is not None:
+            expect("toolkit", toolkit, Toolkit)
         self._toolkit = Toolkit() if toolkit is None else toolkit
         # Actions whose next action is not in the graph yet, by that action's id.
         self._awaited: dict[str, list[str]] = {}
@@ -65,14 +71,16 @@ class ToolkitService:
         are added. Its ``tools`` are added with a score of 1.0, too. Scored actions that are not in the graph are skipped with a warning.
 
         Raises:
-            ToolkitError: a score is not within 0 and 1, or the id belongs to a tool or group; nothing was changed.
+            ToolkitError: an argument is of another kind, a score is not within 0 and 1, or the id belongs to a tool or group; nothing was
+                changed.
         """
-        self._check([*next_actions, *prev_actions], action, *action.tools)
+        expect("action", action, Action)
+        following, before = self._checked(action, next_actions=next_actions, prev_actions=prev_actions)
         self._put(action.id, action)
-        for following, score in self._known(next_actions, action.id):
-            self._toolkit.add_edge(action.id, following, score)
-        for before, score in self._known(prev_actions, action.id):
-            self._toolkit.add_edge(before, action.id, score)
+        for each, score in self._known(following, action.id):
+            self._toolkit.add_edge(action.id, each, score)
+        for each, score in self._known(before, action.id):
+            self._toolkit.add_edge(each, action.id, score)
         self._follow_ids(action)
         for tool in action.tools:
             self.add_tool(tool, connected_actions=[(action, self._toolkit.get_score(action.id, tool.id))])
@@ -83,11 +91,13 @@ class ToolkitService:
         An action that is not in the graph is skipped with a warning. A tool that no edge leads to is removed with another warning.
 
         Raises:
-            ToolkitError: a score is not within 0 and 1, or the id belongs to an action or group; nothing was changed.
+            ToolkitError: an argument is of another kind, a score is not within 0 and 1, or the id belongs to an action or group; nothing
+                was changed.
         """
-        self._check(connected_actions, tool)
+        expect("tool", tool, Tool)
+        (callers,) = self._checked(tool, connected_actions=connected_actions)
         self._put(tool.id, tool)
-        for action, score in self._known(connected_actions, tool.id):
+        for action, score in self._known(callers, tool.id):
             self._toolkit.add_edge(action, tool.id, score)
         if not self._toolkit.predecessors(tool.id):
             telemetry.log.warning("toolkit.tool_unreachable", tool=tool.id)
@@ -100,11 +110,13 @@ class ToolkitService:
         are removed unless an action or another group leads to them. Actions that are not in the graph are skipped with a warning.
 
         Raises:
-            ToolkitError: a score is not within 0 and 1, or an id belongs to something of another kind; nothing was changed.
+            ToolkitError: an argument is of another kind, a score is not within 0 and 1, or an id belongs to something of another kind;
+                nothing was changed.
         """
-        self._check(connected_actions, tool_group, *tool_group.tools)
+        expect("tool_group", tool_group, ToolGroup)
+        (callers,) = self._checked(tool_group, connected_actions=connected_actions)
         self._toolkit.add_vertex(tool_group.id, data=tool_group)
-        for action, score in self._known(connected_actions, tool_group.id):
+        for action, score in self._known(callers, tool_group.id):
             self._toolkit.add_edge(action, tool_group.id, score)
         self._fill(tool_group)
         if not self._toolkit.predecessors(tool_group.id):
@@ -167,14 +179,23 @@ class ToolkitService:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _check(self, scored: Iterable[Scored], *items: Item) -> None:
-        """Refuse wrong scores and ids before anything is changed."""
-        for action, score in scored:
-            check_score(score, f"the score between {items[0].id!r} and the action {action.id!r}")
+    def _checked(self, item: Item, *more: Item, **scored: Iterable[Scored]) -> list[list[Scored]]:
+        """Refuse wrong pairs, scores and ids before anything is changed; return the pairs."""
+        found = [_pairs(name, each) for name, each in scored.items()]
+        for action, score in chain(*found):
+            check_score(score, f"the score between {item.id!r} and the action {action.id!r}")
+        self._check_ids([item, *more])
+        return found
+
+    def _check_ids(self, items: Iterable[Item]) -> None:
+        """Refuse items, and tools of theirs, whose ids belong to something of another kind, in the graph or among themselves."""
+        kinds: dict[str, str] = {}
         for item in items:
-            there = kind_of(self._toolkit.item(item.id))
-            if there and there != kind_of(item):
-                raise ToolkitError(f"vertex {item.id!r} is {a(there)} already; give the {kind_of(item)} another id")
+            tools = [] if isinstance(item, Tool) else listed(f"the tools of {item.id!r}", item.tools, Tool)
+            for each in (item, *tools):
+                there = kinds.setdefault(each.id, kind_of(self._toolkit.item(each.id)) or kind_of(each))
+                if there != kind_of(each):
+                    raise ToolkitError(f"vertex {each.id!r} is {a(there)} already; give the {kind_of(each)} another id")
 
     def _known(self, scored: Iterable[Scored], vertex: str) -> list[tuple[str, float]]:
         """Return ids and scores of the actions that are in the graph; warn about each other one."""
@@ -213,10 +234,20 @@ class ToolkitService:
             toolkit.add_edge(group.id, member)
 
     def _remove(self, id: str, kind: str) -> None:
+        expect(f"the id of {a(kind)}", id, str)
         there = kind_of(self._toolkit.item(id))
         if there and there != kind:
             raise ToolkitError(f"{id!r} is {a(there)}, not {a(kind)}")
         self._toolkit.remove_vertex(id)
+
+
+def _pairs(what: str, given: Iterable[Scored]) -> list[Scored]:
+    """Return the pairs of an action and a score that an argument holds."""
+    pairs = listed(what, given, object)
+    for index, pair in enumerate(pairs):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], Action):
+            raise ToolkitError(f"{what}[{index}] is no pair of an Action and a score: {reprlib.repr(pair)}")
+    return pairs
 
 
 Link: TypeAlias = Action | Tool | ToolGroup | tuple["Link", ...]
@@ -263,11 +294,15 @@ def add_chain(service: ToolkitService, *items: Link) -> None:
     them only an action may follow. Existing edges keep their scores.
 
     Raises:
-        ToolkitError: the items are no valid chain (it is a ValueError); nothing was changed.
+        ToolkitError: the items are no valid chain (it is a ValueError), or an id belongs to something of another kind; nothing was
+            changed.
     """
+    expect("service", service, ToolkitService)
     toolkit = service.get_toolkit()
+    steps = _steps(_flat(items))
+    service._check_ids(chain.from_iterable((action, *called) for action, called in steps))
     before: Action | None = None
-    for action, called in _steps(_flat(items)):
+    for action, called in steps:
         previous = [] if before is None else [(before, toolkit.get_score(before.id, action.id))]
         service.add_action(action, next_actions=[], prev_actions=previous)
         for each in called:
@@ -392,10 +427,10 @@ def group_of_definitions(id: str, definitions: Iterable[object], *, name: str = 
     clients list a server's tools) or ``parameters``.
 
     Raises:
-        ToolkitError: there is no definition, one has no name, or two have the same name.
+        ToolkitError: there is no definition, one has no name, two have the same name, or an argument is of another kind.
     """
     tools: dict[str, Tool] = {}
-    for index, definition in enumerate(definitions):
+    for index, definition in enumerate(listed("definitions", definitions, object)):
         tool = _defined(id, index, definition)
         if tool.name in tools:
             raise ToolkitError(f"the group {id!r} has two definitions of the tool {tool.name!r}")

@@ -21,7 +21,7 @@ from toolbus.bus.values.results import ToolkitError
 from toolbus.bus.worker.invocation import invocation
 from toolbus.bus.worker.provide import provide
 from toolbus.compat.facade import finished
-from toolbus.toolkit.graph import Action, Edge, Item
+from toolbus.toolkit.graph import Action, Edge, Item, expect
 from toolbus.toolkit.graph import Tool as GraphTool
 from toolbus.toolkit.graph import ToolGroup as GraphGroup
 from toolbus.toolkit.graph import Toolkit as Graph
@@ -473,13 +473,14 @@ class Service(GraphService):
         Tools that the group listed before are recognised by name; those that it no longer lists are removed.
 
         Raises:
-            ToolkitError: a score is not within 0 and 1.
+            ToolkitError: an argument is of another kind, a score is not within 0 and 1, or an id belongs to something of another kind.
         """
+        expect("tool_group", tool_group, GraphGroup)
         listed = {tool.name: tool for tool in _listed(tool_group)}
-        self._check(connected_actions, tool_group, *listed.values())
+        (pairs,) = self._checked(tool_group, *listed.values(), connected_actions=connected_actions)
         toolkit = self.get_toolkit()
         toolkit.add_vertex(tool_group.id, data=tool_group)
-        callers = self._known(connected_actions, tool_group.id)
+        callers = self._known(pairs, tool_group.id)
         for member in toolkit.successors(tool_group.id):
             known = toolkit.item(member)
             if isinstance(known, GraphTool) and known.name in listed:
