@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.baggage import get_all, set_baggage
+from opentelemetry.context import attach, detach
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -34,6 +36,12 @@ async def traced_outer() -> str:
 def traced_thread() -> str:
     """Call another tool from a thread."""
     return invocation().call_sync("traced_inner").output or ""
+
+
+@tool(service="traced-inner", effect="read")
+async def traced_baggage() -> dict[str, object]:
+    """Tell the baggage."""
+    return dict(get_all())
 
 
 @tool(service="traced-outer", effect="read")
@@ -77,6 +85,17 @@ async def test_a_call_is_one_trace(place: Place, spans: InMemorySpanExporter) ->
     assert lineage(found, "process traced-inner") == ["process traced-inner", "execute_tool traced_inner"]
     assert found["process traced-inner"].context is not None
     assert output == trace.format_trace_id(found["process traced-inner"].context.trace_id)
+
+
+@pytest.mark.usefixtures("spans")
+async def test_a_handler_has_no_baggage_of_who_started_its_worker(place: Place) -> None:
+    """Baggage that was current when the worker started is in no run of it."""
+    token = attach(set_baggage("user", "who starts"))
+    try:
+        async with place.serving(traced_baggage) as bus:
+            assert (await bus.call("traced_baggage")).data == {}
+    finally:
+        detach(token)
 
 
 @pytest.mark.parametrize("name", ["traced_outer", "traced_thread"])

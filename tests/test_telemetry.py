@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.context import attach, detach, get_value, set_value
+from opentelemetry.baggage import get_baggage, set_baggage
+from opentelemetry.context import attach, detach, get_current, get_value, set_value
 from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.sdk.metrics import AlwaysOnExemplarFilter, ExemplarFilter, Histogram, MeterProvider, TraceBasedExemplarFilter
 from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
@@ -423,22 +424,40 @@ def test_unsampled_call_stays_unsampled(spans: InMemorySpanExporter) -> None:
 @pytest.mark.parametrize("root", [ALWAYS_OFF, ALWAYS_ON], ids=["off", "on"])
 @pytest.mark.parametrize("flags", ["00", "02"])
 def test_a_dropped_run_is_current_with_ids_of_its_own(root: Sampler, flags: str) -> None:
-    """A handler's own spans continue the caller's trace and are dropped with it; what else is in the context stays."""
+    """A handler's own spans continue the caller's trace and are dropped with it."""
     caller = f"00-{7:032x}-{9:016x}-{flags}"
-    token = attach(set_value("mine", "kept"))
     with telemetry.providers(tracer=TracerProvider(sampler=ParentBased(root))):
         with handler_span(caller):
             assert "NonRecordingSpan" in repr(trace.get_current_span()), "a handler may show it before it asks for ids"
             found = trace.get_current_span().get_span_context()
             assert trace.get_current_span().get_span_context() == found
-            assert get_value("mine") == "kept"
             own = tracer().start_span("handler's own")
         assert not trace.get_current_span().get_span_context().is_valid
-    detach(token)
     assert (found.trace_id, found.trace_flags, found.is_remote, found.is_valid) == (7, int(flags, 16), False, True)
     assert found.span_id != 9
     assert not own.is_recording()
     assert own.get_span_context().trace_id == 7
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["usual", "own processor"])
+@pytest.mark.parametrize("sampler", [ALWAYS_ON, ALWAYS_OFF, ParentBased(ALWAYS_ON)], ids=["on", "off", "parent"])
+@pytest.mark.parametrize(
+    "traceparent", ["", *(f"00-{7:032x}-{9:016x}-{flags}" for flags in ("00", "01"))], ids=["none", "unsampled", "sampled"]
+)
+def test_a_runs_context_holds_its_span_alone(own: bool, sampler: Sampler, traceparent: str) -> None:
+    """Baggage and values of whoever started the worker are no run's, whether its span is kept or dropped, and are back after it."""
+    provider = TracerProvider(sampler=sampler)
+    if own:
+        provider.add_span_processor(OwnProcessor())
+    token = attach(set_value("mine", "kept", set_baggage("user", "who starts")))
+    try:
+        with telemetry.providers(tracer=provider):
+            with handler_span(traceparent):
+                assert (get_value("mine"), get_baggage("user"), len(get_current())) == (None, None, 1)
+                assert trace.get_current_span().get_span_context().is_valid
+            assert (get_value("mine"), get_baggage("user")) == ("kept", "who starts")
+    finally:
+        detach(token)
 
 
 def test_service_stands_in_for_a_missing_tool(spans: InMemorySpanExporter) -> None:

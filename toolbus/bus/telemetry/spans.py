@@ -169,7 +169,10 @@ def start_call_span(*, tool: str, service: str, id: str, agent: str) -> CallSpan
 
 
 def handler_span(traceparent: str, *, tool: str, service: str, id: str, attempt: int, worker: str) -> HandlerSpan | None:
-    """Start the span of one run, which continues the caller's trace, and make it current; return None when spans are not exported."""
+    """Start the span of one run, which continues the caller's trace, and make it current; return None when spans are not exported.
+
+    It is alone in its context: baggage there would be that of whoever started the worker, not the caller's.
+    """
     provider = active()
     if provider is None:
         return None
@@ -177,17 +180,17 @@ def handler_span(traceparent: str, *, tool: str, service: str, id: str, attempt:
         starts, lean = _tracer(provider)
         if lean is not None:
             if lean.follows and _DROPPED(traceparent) is not None:
-                return HandlerSpan(attach(Context({**get_current(), _KEY: _Dropped(lean, traceparent)})), None)
+                return HandlerSpan(attach(Context({_KEY: _Dropped(lean, traceparent)})), None)
             caller = _caller(traceparent)
             drawn = lean.draw(caller)
             if not drawn[2] & SAMPLED:
-                return HandlerSpan(attach(set_span_in_context(NonRecordingSpan(context_of(drawn, None)))), None)
+                return HandlerSpan(attach(Context({_KEY: NonRecordingSpan(context_of(drawn, None))})), None)
         name, about = f"process {service}", {**_message("process", service, id, worker, tool), "toolbus.attempt": attempt}
         if lean is None:
             span = starts.start_span(name, _within(_caller(traceparent)), SpanKind.CONSUMER, about)
         else:
             span = lean.keep(name, drawn, caller, SpanKind.CONSUMER, about)
-        return HandlerSpan(attach(set_span_in_context(span)), span)
+        return HandlerSpan(attach(Context({_KEY: span})), span)
     except Exception:  # noqa: BLE001 - it is the application's code
         report_failure("spans")
         return None
