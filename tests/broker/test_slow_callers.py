@@ -102,7 +102,7 @@ async def test_frames_that_go_with_an_end_are_measured_too(finishing: Finishing)
         await finishing.turn()
     assert finishing.bench.link.args("XLEN") == [(KEYS.replies("agent"),)]
     assert [replies for replies, _ in finishing.gone] == [KEYS.replies("agent")]
-    assert finishing.outbox.frames_sent == 128
+    assert finishing.outbox.frames_sent == 192
 
 
 @pytest.mark.parametrize("frees", [False, True])
@@ -115,7 +115,7 @@ async def test_ends_that_go_alone_are_measured_too(finishing: Finishing, frees: 
         finishing.outbox.finish(held(finishing, f"{number}-0".encode()), b"end", freed)
         await finishing.turn()
     assert [(replies, error.type) for replies, error in finishing.gone] == [(KEYS.replies("agent"), "slow_consumer")]
-    assert finishing.outbox.frames_sent == 0
+    assert finishing.outbox.frames_sent == 64
 
 
 async def test_callers_that_are_gone_are_told_of(finishing: Finishing) -> None:

@@ -310,6 +310,17 @@ async def test_runs_are_measured(reader: InMemoryMetricReader) -> None:
     assert found["toolbus.frames"] == [(2, about)]
 
 
+async def test_the_answer_to_a_call_that_did_not_run_is_measured(reader: InMemoryMetricReader) -> None:
+    """Its frame counts, as that of any other call that has a caller, and it is no attempt."""
+    bench = Bench(echo)
+    for replies in ("a", ""):
+        bench.slots.start(bench.delivery("echo", {"text": "hi"}, deadline=0.0, replies=replies))
+        await asyncio.sleep(2)
+    found = measured(reader)
+    assert found["toolbus.frames"] == [(1, {"messaging.destination.name": "unit"})]
+    assert "toolbus.attempts" not in found
+
+
 async def test_a_success_is_measured_when_it_is_not_logged(reader: InMemoryMetricReader) -> None:
     """It has no error type."""
     await Bench(echo).run("echo", {"text": "hi"})

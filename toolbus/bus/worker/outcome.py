@@ -486,7 +486,7 @@ def report_end(
         now: monotonic seconds.
         began: when it began to run; 0 when it did not.
         first: when its first text was sent; 0 when there was none.
-        frames: how many frames it sent.
+        frames: how many frames it made.
         error: why it did not succeed; None when another worker goes on with it.
         exception: what its handler raised, when that was not meant as an answer; its traceback is logged.
     """
@@ -507,9 +507,14 @@ def report_end(
             sampling.left_out += 1
     elif kind.outcome:
         sampling.note(delivery, Ending(kind.outcome, began, first, now, error))
-    if began and telemetry.metering():
-        reason = end if error is None and end != "finished" else "" if error is None else error.type
-        telemetry.record_run(delivery.request.service, elapsed, delivery.queued_ms / 1000, frames, reason)
+    if telemetry.metering():
+        # Nobody gets those of a request without a reply stream.
+        frames = frames if delivery.replies else 0
+        if began:
+            reason = end if error is None and end != "finished" else "" if error is None else error.type
+            telemetry.record_run(delivery.request.service, elapsed, delivery.queued_ms / 1000, frames, reason)
+        elif frames:
+            telemetry.count("toolbus.frames", frames, messaging__destination__name=delivery.request.service)
     if end != "finished" or telemetry.logs(logging.INFO):
         _log(kind, delivery, elapsed, error, exception)
 

@@ -219,12 +219,12 @@ class Run(msgspec.Struct, eq=False):
         if self.state < _ANSWERED:
             entered = self.state is _ENTERED
             self._move(_ANSWERED)
-            self._report(unanswered if error is None else "cancelled" if error.type == "cancelled" else "failed", error)
             if error is not None:
                 # Its handler may have changed the state, and what it changes yet is in no snapshot.
                 forgets = not unbegun and self._changed_session is not None
                 frame = encode(self.frame("end", error))
                 self.context.broker.steps.endings.finish(self.delivery, frame, frees=not entered, forgets=forgets)
+            self._report(unanswered if error is None else "cancelled" if error.type == "cancelled" else "failed", error)
         if self._stream is not None:
             self._stream.gathered.clear()
         self._stop_handler(error or (outcome.MOVED if unanswered == "lost" else outcome.LEAVING))

@@ -436,10 +436,10 @@ class Slots:
         self.start_due()
 
     def _report(self, end: End, delivery: Delivery, error: ErrorInfo | None = None) -> None:
-        """Report the end of a request that was not run here."""
+        """Report the end of a request that was not run here, and is answered with one frame."""
         served = self._served.get(delivery.request.service)
         counts = None if served is None else served.counts_of(delivery.request.tool)
-        report_end(end, delivery, counts, self.sampling, self.clock(), error=error)
+        report_end(end, delivery, counts, self.sampling, self.clock(), frames=1, error=error)
 
     def _refuse(self, delivery: Delivery, error: ErrorInfo) -> None:
         end: End = "withdrawn" if error.type == "cancelled" else "refused"

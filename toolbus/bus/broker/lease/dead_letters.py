@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -45,6 +46,7 @@ def bury(
     replies: str,
     frames: bytes,
     frees: FreedKey | None = None,
+    written: Callable[[], None] = lambda: None,
 ) -> None:
     """Move an entry to the dead letters and answer its caller, in one step. Returns at once.
 
@@ -60,6 +62,7 @@ def bury(
         replies: the reply stream of its caller; empty when it is unknown.
         frames: the frames that end the call, joined.
         frees: its idempotency key, if later callers may use it again.
+        written: called when that is done, unless the entry is another worker's by then.
     """
     keys = (stream.key, stream.fence, stream.dead_letters, *((frees.record, frees.mark) if frees else ()))
     said: tuple[Any, ...] = (reason, attempts, error[:_MOST_ERROR], document)
@@ -73,6 +76,8 @@ def bury(
             telemetry.log.error("bury.refused", service=stream.service, entry=entry.decode(), error=str(reply))
         else:
             telemetry.count("toolbus.dead_letters", messaging__destination__name=stream.service)
+            if reply == 1:
+                written()
 
     link.run(scripts.BURY, keys, (stream.consumer, *fence, entry, *said, *limits), done, repeatable=True)
 

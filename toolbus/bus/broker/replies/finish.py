@@ -383,8 +383,8 @@ class Outbox(WorkerStep, eq=False):
                 self._append_before(stream, frames, batch, lambda: self._finish_each(stream, batch))
             else:
                 for replies, joined in by_replies.items():
+                    self.frames_sent += len(joined)
                     self._watch(replies, joined)
-                self.frames_sent += sum(map(len, frames.values()))
                 self._take_out(stream, batch, reply)
             self._answered()
 
@@ -421,6 +421,8 @@ class Outbox(WorkerStep, eq=False):
                 for delivery, _ in batch:
                     self._freed.pop(delivery.run, None)
                 if not isinstance(reply, BrokerError):
+                    lost = _within(reply[2], len(batch))
+                    self.frames_sent += sum([index not in lost for index, delivery in enumerate(deliveries, 1) if delivery.replies])
                     for replies, frames in ends.items():
                         self._watch(replies, frames)
                 self._take_out(stream, batch, reply)
@@ -507,7 +509,10 @@ class Endings(WorkerStep, eq=False):
         def now() -> None:
             frames, document, frees = join_frames([frame]), encode(delivery.request), self._freed(delivery)
             own = (delivery.queue, delivery.entry, delivery.fence)
-            bury(self.link, *own, reason, delivery.attempt, error, document, delivery.replies, frames, frees)
+            bury(self.link, *own, reason, delivery.attempt, error, document, delivery.replies, frames, frees, written)
+
+        def written() -> None:
+            self.outbox.frames_sent += bool(delivery.replies)
 
         self.outbox.then(now)
         self._drop_note(delivery)
