@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ WORKER = """
 import asyncio, sys
 from pathlib import Path
 from toolbus import ToolBus, Worker, tool
+from toolbus.bus.telemetry import configure_logging
 from toolbus.bus.worker.process.lifeline import end_process
 from toolbus.bus.worker.process.lifeline import ChildState, report_state, watch_lifeline
 
@@ -40,6 +43,7 @@ async def slow() -> str:
     return "done"
 
 async def main():
+    configure_logging("info", format="json")
     watch_lifeline(line, end_process, 120.0)
     async with ToolBus("memory://", namespace="ending") as bus:
         calls = []
@@ -67,31 +71,97 @@ while not (folder / "go").exists():
 """
 
 
+class Draining:
+    """A process that runs ``WORKER``, and its line."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.line = Lifeline()
+        words = (sys.executable, "-c", WORKER, str(self.line.theirs), str(folder))
+        self.process = subprocess.Popen(words, pass_fds=(self.line.theirs,), stderr=subprocess.PIPE, text=True)
+        self.line.started()
+        while not self.line.read().serving:
+            assert select.select([self.line], [], [], _WITHIN)[0]
+
+    async def drains(self) -> None:
+        """Wait until it drains."""
+        await eventually((self.folder / "draining").exists, timeout=_WITHIN)
+
+    async def goes_on(self) -> None:
+        """Check that it still waits for its call, let that end, and check that the process ends well."""
+        with pytest.raises(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self.process.wait, 1.0)
+        (self.folder / "go").touch()
+        assert await asyncio.to_thread(self.process.wait, _WITHIN) == 0
+        assert (self.folder / "done").exists()
+
+
+@pytest.fixture
+def draining(tmp_path: Path) -> Iterator[Draining]:
+    """Provide a process that serves, and has a call that runs until it may end."""
+    made = Draining(tmp_path)
+    with made.line:
+        yield made
+    made.process.kill()
+    made.process.communicate()
+
+
 @pytest.mark.anyio
-@pytest.mark.parametrize("twice", [pytest.param(False, id="parent", marks=pytest.mark.slow), pytest.param(True, id="person")])
-async def test_the_end_of_the_parent_is_no_second_signal(tmp_path: Path, twice: bool) -> None:
-    """A process that drains finishes its call when its parent ends; a second signal of a person still ends it at once."""
-    with Lifeline() as line:
-        process = subprocess.Popen([sys.executable, "-c", WORKER, str(line.theirs), str(tmp_path)], pass_fds=(line.theirs,))  # noqa: ASYNC220
-        try:
-            line.started()
-            while not line.read().serving:
-                assert select.select([line], [], [], _WITHIN)[0]
-            process.send_signal(signal.SIGTERM)
-            await eventually((tmp_path / "draining").exists, timeout=_WITHIN)
-            if twice:
-                process.send_signal(signal.SIGTERM)
-                assert await asyncio.to_thread(process.wait, _WITHIN) == 1
-                return
-            line.__exit__(None, None, None)
-            with pytest.raises(subprocess.TimeoutExpired):
-                await asyncio.to_thread(process.wait, 1.0)
-            (tmp_path / "go").touch()
-            assert await asyncio.to_thread(process.wait, _WITHIN) == 0
-            assert (tmp_path / "done").exists()
-        finally:
-            process.kill()
-            process.wait()
+@pytest.mark.slow
+async def test_the_end_of_the_parent_is_no_second_signal(draining: Draining) -> None:
+    """A process that drains finishes its call when its parent ends."""
+    draining.process.send_signal(signal.SIGTERM)
+    await draining.drains()
+    draining.line.__exit__(None, None, None)
+    await draining.goes_on()
+
+
+@pytest.mark.anyio
+async def test_signals_that_come_together_are_one(draining: Draining) -> None:
+    """A worker that is signalled twice within a moment drains: supervisors and terminals signal a process and its group."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        draining.process.send_signal(number)
+    await draining.drains()
+    await draining.goes_on()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+async def test_a_later_signal_ends_a_worker_at_once(draining: Draining, number: signal.Signals) -> None:
+    """The exit code is 1, and the log says last why."""
+    draining.process.send_signal(number)
+    await draining.drains()
+    # Within half a second it is the same signal.
+    await elapse(0.6)
+    draining.process.send_signal(number)
+    _, logged = await asyncio.to_thread(draining.process.communicate, timeout=_WITHIN)
+    assert draining.process.returncode == 1
+    last = json.loads(logged.splitlines()[-1])
+    assert (last["event"], last["level"], last["running"]) == ("worker.killed", "warning", 1)
+    assert not (draining.folder / "done").exists()
+
+
+# Ends at a signal, and is signalled once more when it has ended its event loop.
+ENDING = """
+import asyncio, os, signal, sys, time
+from toolbus.bus.worker.process.lifeline import ended_by
+
+async def main():
+    stop = asyncio.Event()
+    with ended_by(stop.set, stop.set):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.wait()
+
+asyncio.run(main())
+time.sleep(float(sys.argv[1]))
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize(("after", "code"), [(0.0, 0), (0.6, -signal.SIGTERM)])
+def test_a_repeated_signal_spares_a_process_that_has_all_but_ended(after: float, code: int) -> None:
+    """Its exit code stays 0, though its event loop hears no signals any more; after half a second they end it as they end any program."""
+    assert subprocess.run([sys.executable, "-c", ENDING, str(after)], timeout=_WITHIN, check=False).returncode == code
 
 
 @pytest.mark.anyio

@@ -231,7 +231,7 @@ EVENTS: Mapping[str, str] = {
     "worker.grace_ended": "the grace period is over; running calls are handed to other workers",
     "worker.hand_back_failed": "unanswered calls could not be handed back; they are taken over when their leases end",
     "worker.handed_back": "unanswered calls were given to other workers",
-    "worker.killed": "a second signal ended the worker at once",
+    "worker.killed": "a second signal, half a second after the first one or later, ends the worker at once",
     "worker.loop_blocked": "a handler has blocked the event loop for half a second; the stack shows where",
     "worker.serving": "the worker serves these services and tools; `left_out` are those that it has and does not serve, and why",
     "worker.stopped": "the worker has stopped",

@@ -124,7 +124,7 @@ class Worker:
         *,
         on_connect: Callable[[], object] | None = None,
     ) -> None:
-        """Serve until SIGTERM or SIGINT, then drain and return. A second signal ends the process at once.
+        """Serve until SIGTERM or SIGINT, then drain and return. A signal half a second later or more ends the process at once.
 
         Args:
             on_open: called once when the worker is registered.
@@ -140,7 +140,8 @@ class Worker:
             stop.set()
 
         def again() -> None:
-            telemetry.log.error("worker.killed", running=self._running)
+            telemetry.log.warning("worker.killed", running=self._running)
+            telemetry.flush_logging()
             os._exit(1)
 
         try:

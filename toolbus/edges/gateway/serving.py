@@ -158,8 +158,6 @@ _KEEP_ALIVE = 75
 _BACKLOG = 2048
 # Seconds for answers that are cut off.
 _CUT = 5
-# Seconds within which a second signal is the same one: a program and its group may both be told.
-_TWICE = 0.5
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -200,7 +198,7 @@ async def serve(
 ) -> None:
     """Answer requests until SIGTERM or SIGINT; then finish what is being answered, within ``grace`` seconds.
 
-    A second signal ends it at once. Streams that can go on at another replica are ended while there is time for that.
+    A signal half a second later or more ends it at once. Streams that can go on at another replica are ended while there is time for that.
 
     Args:
         app: answers them.
@@ -276,25 +274,19 @@ def _signals(
 ) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     timers: list[asyncio.TimerHandle] = []
-    first = 0.0
 
     def stop() -> None:
-        nonlocal first
         if server.should_exit:
             return
         telemetry.log.info("gateway.draining", calls=gateway.measures.in_flight, grace=grace)
-        first, server.should_exit = loop.time(), True
+        server.should_exit = True
         gateway.draining.set()
         on_stopping()
         timers.append(loop.call_later(max(0.0, grace - gateway.options.resume), gateway.stopping.set))
         timers.append(loop.call_later(grace, cut.set))
 
-    def again() -> None:
-        if loop.time() - first >= _TWICE:
-            cut.set()
-
     try:
-        with ended_by(stop, again):
+        with ended_by(stop, cut.set):
             yield
     finally:
         for timer in timers:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import math
 import os
 import select
 import signal
@@ -378,6 +380,9 @@ def orphaned() -> bool:
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Seconds within which a further signal is the same request: supervisors and terminals signal a process and its group.
+_TWICE = 0.5
+_passed_over: set[int] = set()
 _begin: list[Callable[[], object]] = []
 # True once this process has handled signals itself; after that it ends by itself.
 _signalled = False
@@ -389,15 +394,18 @@ def ended_by(begin: Callable[[], object], again: Callable[[], object]) -> Iterat
 
     Args:
         begin: begins the end of this process; calling it again must change nothing.
-        again: called at every signal but the first one.
+        again: called at every signal that comes half a second after the first one or later.
     """
     global _signalled  # noqa: PLW0603 - signals are the process's as well
-    loop, signalled = asyncio.get_running_loop(), False
+    loop, first = asyncio.get_running_loop(), math.inf
 
     def handle() -> None:
-        nonlocal signalled
-        first, signalled = not signalled, True
-        (begin if first else again)()
+        nonlocal first
+        if first == math.inf:
+            first = time.monotonic()
+            begin()
+        elif time.monotonic() >= first + _TWICE:
+            again()
 
     _signalled = True
     _begin.append(begin)
@@ -408,13 +416,35 @@ def ended_by(begin: Callable[[], object], again: Callable[[], object]) -> Iterat
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
+            if first != math.inf:
+                _pass_over(number, first + _TWICE)
         _begin.remove(begin)
+
+
+def _pass_over(number: int, until: float) -> None:
+    """Ignore a signal until then (monotonic seconds), so that the first one's repetition does not end what has all but ended."""
+    usual = signal.getsignal(number)
+
+    def handle(_number: int, _frame: object) -> None:
+        if time.monotonic() >= until:
+            signal.signal(number, usual)
+            signal.raise_signal(number)
+
+    signal.signal(number, handle)
+    _passed_over.add(number)
+
+
+@atexit.register
+def _ignore() -> None:
+    """Ignore these signals to the end: Python sets its handlers back some time before the process is gone."""
+    for number in _passed_over:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def end_process() -> None:
     """Begin the end of this process as SIGTERM does, unless it has begun.
 
-    Two signals end a process at once, and drop what it runs. So the end of its parent is none while it drains.
+    A second signal would end it at once, and drop what it runs. So the end of its parent is none while it drains.
     """
     for begin in [*_begin]:
         begin()

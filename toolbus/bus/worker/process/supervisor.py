@@ -21,7 +21,7 @@ from toolbus.bus.support.waiting import at_most, beside, either
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.process.lifeline import EVERY, Bounds, ChildState, Lifeline, Load
+from toolbus.bus.worker.process.lifeline import EVERY, Bounds, ChildState, Lifeline, Load, ended_by
 
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.2, 10.0
 _STABLE_AFTER = 30.0
@@ -137,10 +137,8 @@ class Supervisor:
             on_serving: called once when the first child serves.
             on_stopping: called once when everything is to stop.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
-        return await self.supervise(on_serving, on_stopping)
+        with ended_by(self.stop, self.stop):
+            return await self.supervise(on_serving, on_stopping)
 
     async def supervise(self, on_serving: Callable[[], object] = lambda: None, on_stopping: Callable[[], object] = lambda: None) -> int:
         """Supervise until ``stop``; return as ``run`` does."""
