@@ -208,6 +208,8 @@ USES: dict[str, Callable[[], object]] = {
     "active": telemetry.active,
     "continued": _continue,
     "count": lambda: telemetry.count("toolbus.resets"),
+    # Without an SDK nobody asks.
+    "current_traceparent": lambda: telemetry.active() and telemetry.current_traceparent(),
     "flush_logging": telemetry.flush_logging,
     "handler_span": _run,
     "log": _log,

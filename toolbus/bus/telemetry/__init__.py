@@ -16,7 +16,7 @@ from toolbus.bus.telemetry.providers import active, logs, metering, providers
 if TYPE_CHECKING:
     from toolbus.bus.telemetry.export import configure_export
     from toolbus.bus.telemetry.logger import configure_logging, log
-    from toolbus.bus.telemetry.spans import CallSpan, HandlerSpan, continued, handler_span, start_call_span
+    from toolbus.bus.telemetry.spans import CallSpan, HandlerSpan, continued, current_traceparent, handler_span, start_call_span
 
 __all__ = [
     "EVENTS",
@@ -30,6 +30,7 @@ __all__ = [
     "configure_logging",
     "continued",
     "count",
+    "current_traceparent",
     "flush_logging",
     "handler_span",
     "log",
@@ -47,6 +48,13 @@ __getattr__, __dir__ = lazily(
     {
         "toolbus.bus.telemetry.logger": ["configure_logging", "log"],
         "toolbus.bus.telemetry.export": ["configure_export"],
-        "toolbus.bus.telemetry.spans": ["CallSpan", "HandlerSpan", "continued", "handler_span", "start_call_span"],
+        "toolbus.bus.telemetry.spans": [
+            "CallSpan",
+            "HandlerSpan",
+            "continued",
+            "current_traceparent",
+            "handler_span",
+            "start_call_span",
+        ],
     },
 )

@@ -201,6 +201,17 @@ def _traceparent(trace_id: int, span_id: int, flags: int) -> str:
     return f"00-{trace_id.to_bytes(16).hex()}-{span_id.to_bytes(8).hex()}-{flags:02x}"
 
 
+@contained("spans")
+def _current() -> str:
+    made = get_current_span().get_span_context()
+    return _traceparent(made.trace_id, made.span_id, made.trace_flags) if made.is_valid else ""
+
+
+def current_traceparent() -> str:
+    """Return the header that names the current span, or an empty text when there is none."""
+    return _current() or ""
+
+
 _drawing = threading.Lock()
 
 
@@ -222,9 +233,12 @@ class _Dropped(NonRecordingSpan):
 
 
 @contextmanager
-def continued(traceparent: str) -> Iterator[None]:
-    """Run the body within the trace that a ``traceparent`` names; do nothing when it names none, or spans are not exported."""
-    if active() is None or _TRACEPARENT(traceparent) is None:
+def continued(traceparent: str, *, exported: bool = True) -> Iterator[None]:
+    """Run the body within the trace that a ``traceparent`` names; do nothing when it names none.
+
+    Unless ``exported`` is false, do nothing either when this process does not export spans.
+    """
+    if (exported and active() is None) or _TRACEPARENT(traceparent) is None:
         yield
         return
     token = attach(_within(_caller(traceparent)))

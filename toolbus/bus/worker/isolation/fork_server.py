@@ -29,6 +29,7 @@ from typing import Any, NoReturn, Unpack
 
 import msgspec
 
+from toolbus.bus import telemetry
 from toolbus.bus.schema.derivation import derive
 from toolbus.bus.support.safe_text import described, is_a, reason_of, traceback_of
 from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT, ConfirmationAnswer
@@ -409,7 +410,7 @@ def run_child(descriptor: int, found: tuple[ChildTool, ...], parent: int) -> NoR
             surroundings.look()
             answer = Answer(channel, job.token)
             # Context variables that a handler sets are its call's alone.
-            end = contextvars.copy_context().run(_run, found[job.target], job, answer, runner, surroundings)
+            end = contextvars.copy_context().run(_run_traced, found[job.target], job, answer, runner, surroundings)
             if job.memory:
                 address_space(0)
             for stream in (sys.stdout, sys.stderr):
@@ -457,6 +458,15 @@ class _Surroundings:
         except OSError:
             folder = ""
         return folder, dict(os.environ)
+
+
+def _run_traced(found: ChildTool, job: Job, answer: Answer, runner: asyncio.Runner, surroundings: _Surroundings) -> Message:
+    """Run one call within the span that its worker made for it, if there is one; return its last message."""
+    if not job.traceparent:
+        return _run(found, job, answer, runner, surroundings)
+    # What a handler logs or requests elsewhere names the trace, also where this process exports no spans.
+    with telemetry.continued(job.traceparent, exported=False):
+        return _run(found, job, answer, runner, surroundings)
 
 
 def _run(found: ChildTool, job: Job, answer: Answer, runner: asyncio.Runner, surroundings: _Surroundings) -> Message:

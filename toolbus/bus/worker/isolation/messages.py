@@ -85,6 +85,7 @@ class Job(msgspec.Struct, frozen=True):
         deadline: monotonic seconds, the same clock in every process of the machine.
         memory: bytes that the call may take beyond what the child has, or 0.
         token: what the child says of this call carries it; 8 random bytes, so that what another call left behind can't pass for it.
+        traceparent: W3C trace context of the span in which it runs, or empty.
     """
 
     target: int
@@ -93,6 +94,7 @@ class Job(msgspec.Struct, frozen=True):
     deadline: float
     memory: int
     token: bytes
+    traceparent: str = ""
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -368,7 +368,8 @@ class Isolation:
             ToolError: it failed, or its process died.
             HandlerCrashed: it raised.
         """
-        job = Job(self._indexes[made], encode(request), attempt, deadline, made.memory_limit, os.urandom(8))
+        trace = telemetry.current_traceparent() if telemetry.active() else ""
+        job = Job(self._indexes[made], encode(request), attempt, deadline, made.memory_limit, os.urandom(8), trace)
         child = await self._take()
         fit = True
         try:
