@@ -22,6 +22,7 @@ from toolbus.bus.broker.transport.embedded import EmbeddedServer, free_port
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings, environment_of
 from toolbus.bus.values.urls import redact
+from toolbus.bus.worker.process.lifeline import ended_by
 from toolbus.operations.cli.command import Folder, Port, argument, command, option
 from toolbus.operations.cli.common import GATEWAY_PORT, settings_with_server
 from toolbus.operations.cli.failing import Failure, fail, fail_if, needing, wrong_if
@@ -349,14 +350,14 @@ async def _stopped() -> AsyncIterator[asyncio.Event]:
     event, loop = asyncio.Event(), asyncio.get_running_loop()
     # Under nohup a hang-up is to be ignored.
     hang_up = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
-    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up)
-    for number in numbers:
-        loop.add_signal_handler(number, event.set)
-    try:
-        yield event
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
+    with ended_by(event.set, event.set):
+        for number in hang_up:
+            loop.add_signal_handler(number, event.set)
+        try:
+            yield event
+        finally:
+            for number in hang_up:
+                loop.remove_signal_handler(number)
 
 
 # -- demo, and new ---------------------------------------------------------------------------------------
