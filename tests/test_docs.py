@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
+import functools
 import importlib
 import inspect
 import os
@@ -622,3 +624,26 @@ def test_the_chat2graph_example_runs(tmp_path: Path, forks: ForkServer) -> None:
     (tmp_path / "mine" / "tools.py").write_text(example.replace("SchemaGetter", "Getter"))
     (tmp_path / "chat2graph.yml").write_text("tools: [{name: Getter, module_path: app.tools}, {name: Missing, module_path: app.tools}]\n")
     assert "chat2graph.yml:1: tools[1].name: the module mine.tools has no class 'Missing'" in run_example(forks, importing, tmp_path)
+
+
+def _is_there(name: str) -> bool:
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        with contextlib.suppress(ImportError):
+            found = importlib.import_module(".".join(parts[:count]))
+            try:
+                functools.reduce(getattr, parts[count:], found)
+            except AttributeError:
+                return False
+            return True
+    return False
+
+
+def test_what_has_moved_is_where_the_changelog_says() -> None:
+    """Each name in the column of new places can be imported."""
+    tables = read("CHANGELOG.md").partition("### Moved")[2].partition("\n## ")[0]
+    new = [line.strip("|").split(" | ")[1] for line in tables.splitlines() if line.startswith("|") and line.count(" | ") > 0]
+    names = {name for cell in new for name in re.findall(r"`((?:toolbus(?:_workers)?|bus|edges|operations|platform)(?:\.\w+)+)", cell)}
+    missing = {name for name in names if not _is_there(name if name.startswith("toolbus") else f"toolbus.{name}")}
+    assert len(names) > 20
+    assert missing == set(), "name the present place, or drop the row"
