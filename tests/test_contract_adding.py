@@ -171,8 +171,9 @@ async def test_a_service_that_can_not_be_added_leaves_nothing(place: Place) -> N
         with pytest.raises(RegistrationRefused):
             await other.add(Holding("first"))
         broken = Broken("second")
-        with pytest.raises(RuntimeError):
+        with pytest.raises(ConfigurationError, match=r"can't be started: RuntimeError: no - at .*test_contract_adding\.py") as caught:
             await other.add(broken)
+        assert isinstance(caught.value.__cause__, RuntimeError)
         assert broken.cleaned == 0
         again = Holding("second")
         again.free.set()

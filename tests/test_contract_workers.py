@@ -208,9 +208,10 @@ async def test_one_failing_startup_names_itself_and_leaves_nothing(place: Place)
             """Never run."""
             return ""
 
-    with pytest.raises(OSError, match="no disk"):
+    with pytest.raises(ConfigurationError, match=r"service 'broken' .* can't be started: OSError: no disk") as caught:
         async with place.worker(plugged, Broken):
             pass
+    assert isinstance(caught.value.__cause__, OSError)
     async with place.bus() as bus:
         assert list(bus.tools) == []
 

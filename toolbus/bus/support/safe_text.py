@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import traceback
+from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 T = TypeVar("T")
+
+_TOOLBUS = f"{Path(__file__).parents[2]}{os.sep}"
 
 # What type.__name__ gives, also when a metaclass defines another one.
 _name_of: Any = vars(type)["__name__"].__get__
@@ -41,6 +45,18 @@ def described(error: BaseException) -> str:
     """Return the class's name and the text of an exception. Never raises."""
     name, reason = type_name(error), reason_of(error)
     return name if reason == name else f"{name}: {reason}"
+
+
+def placed(error: BaseException, module: str) -> str:
+    """Return in one line what ``described`` does, and where a module's code led to it."""
+    text = " ".join(described(error).split())
+    if is_a(error, SyntaxError) and error.filename:
+        return f"{text} - at {error.filename}:{error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    own = [frame for frame in frames if Path(frame.filename).stem == module.rpartition(".")[2]]
+    # What another module raises is told where this one, or else the last that is not of toolbus itself, has it.
+    last = (own or [frame for frame in frames if not frame.filename.startswith(_TOOLBUS)])[-1:]
+    return "".join(f"{text} - at {frame.filename}:{frame.lineno}" for frame in last) or text
 
 
 def in_utf8(text: str) -> bool:

@@ -37,7 +37,7 @@ from toolbus.bus.worker.handlers import Handler, Served, filling_in, starting
 from toolbus.bus.worker.isolation.pool import target_of
 from toolbus.bus.worker.loading import defined_in, normal_name
 from toolbus.bus.worker.provide import Services, injected
-from toolbus.bus.worker.service import Retry, ToolService, check_service, overrides, place_of, returns_unseen
+from toolbus.bus.worker.service import Retry, ToolService, check_service, overrides, place_of, returns_unseen, told
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -96,7 +96,9 @@ def _flat(targets: object, left_out: dict[str, str]) -> Iterable[object]:
         for target in targets:
             yield from _flat(target, left_out)
     elif isinstance(targets, type) and issubclass(targets, ToolService):
-        yield targets()
+        with told(targets, "made"):
+            made = targets()
+        yield made
     elif isinstance(targets, ModuleType):
         yield from _flat(defined_in(targets, left_out), left_out)
     elif (held := tools_held(targets)) is not None:

@@ -453,7 +453,7 @@ def made_tools(cls: type[Any]) -> Iterable[ToolObject]:
     """
     try:
         return list(cls().__toolbus_tools__())
-    except Exception as error:  # noqa: BLE001 - the user's class
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's class
         message = f"{cls.__qualname__} can't be made without arguments ({reason_of(error)}): make an object of it in the module"
         raise ConfigurationError(message) from None
 

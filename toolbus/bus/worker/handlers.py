@@ -148,6 +148,11 @@ class Served:
         """The service's id."""
         return self.publication.service.id
 
+    @property
+    def made_by(self) -> type[ToolService]:
+        """The class of the service."""
+        return type(self._service)
+
     def is_of(self, service: ToolService) -> bool:
         """Return whether this is how the service is served."""
         return self._service is service

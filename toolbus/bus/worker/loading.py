@@ -20,7 +20,6 @@ import os
 import pkgutil
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
@@ -33,7 +32,7 @@ from typing import Any, NamedTuple, TypeGuard
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.support.safe_text import described, is_a
+from toolbus.bus.support.safe_text import is_a, placed
 from toolbus.bus.values.naming import did_you_mean
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.worker.function import (
@@ -195,9 +194,9 @@ def import_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise MissingModuleError(absent(name)) from None
-        raise ConfigurationError(f"{name} can't be imported: {_where(error, name)}") from None
+        raise ConfigurationError(f"{name} can't be imported: {placed(error, name)}") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's module raises is told in one line
-        raise ConfigurationError(f"{name} can't be imported: {_where(error, name)}") from None
+        raise ConfigurationError(f"{name} can't be imported: {placed(error, name)}") from None
 
 
 def defined_in(module: ModuleType, left_out: dict[str, str] | None = None) -> list[object]:
@@ -282,17 +281,6 @@ def _with_submodules(module: ModuleType) -> Iterator[ModuleType]:
         # A package's __main__ is a program, not a part of it.
         if each.name != "__main__":
             yield from _with_submodules(import_module(f"{module.__name__}.{each.name}"))
-
-
-def _where(error: BaseException, name: str) -> str:
-    text = described(error)
-    if is_a(error, SyntaxError) and error.filename:
-        return f"{text} - at {error.filename}:{error.lineno}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    own = [frame for frame in frames if Path(frame.filename).stem == name.rpartition(".")[2]]
-    # An error in a module that this one imports is told where this one, or else that one, has it.
-    last = (own or [frame for frame in frames if frame.filename != __file__] or frames)[-1:]
-    return "".join(f"{text} - at {frame.filename}:{frame.lineno}" for frame in last) or text
 
 
 # -- installed services ----------------------------------------------------------------------------

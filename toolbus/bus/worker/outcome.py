@@ -86,6 +86,15 @@ async def without_exits(work: Awaitable[T]) -> T:
         raise HandlerExit(error) from error
 
 
+def original(error: BaseException) -> BaseException:
+    """Return what a user's code raised: not the ``HandlerExit`` around it, nor a group that has nothing else."""
+    if is_a(error, HandlerExit):
+        return error.raised
+    if is_a(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        return original(error.exceptions[0])
+    return error
+
+
 def said(error: BaseException) -> str:
     """Return the text of an exception, with its name where the text alone says nothing, as that of a KeyError."""
     name, text = type_name(error), reason_of(error)

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from toolbus.bus.schema.derivation import describable, read_signature
-from toolbus.bus.support.safe_text import described
+from toolbus.bus.support.safe_text import placed
 from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.worker.outcome import original, without_exits
 
 T = TypeVar("T")
 
@@ -99,10 +100,11 @@ class Services(Container[type]):
         """Make one service, which ``aclose`` cleans up."""
         source = self._own[type_] if type_ in self._own else _provided[type_]
         try:
-            return await self._life.enter_async_context(_living(source)) if _is_factory(source, type_) else source
-        except Exception as error:
-            message = f"the service {type_.__qualname__} can't be made by {_origin(source)}: {described(error)}"
-            raise ConfigurationError(message) from error
+            return await without_exits(self._life.enter_async_context(_living(source))) if _is_factory(source, type_) else source
+        except Exception as error:  # noqa: BLE001 - whatever the user's source raises is told in one line
+            raised = original(error)
+            said = placed(raised, getattr(source, "__module__", None) or "")
+            raise ConfigurationError(f"the service {type_.__qualname__} can't be made by {_origin(source)}: {said}") from raised
 
     async def aclose(self) -> None:
         """Clean up what was made, the latest first."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import inspect
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.support.safe_text import placed, type_name
 from toolbus.bus.values import rules
 from toolbus.bus.values.descriptors import Effect, effect_flaw
-from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.outcome import original
 
 _RULES = {
     "attempts": rules.whole("a whole number above 0", 1),
@@ -215,21 +217,49 @@ SERVICE: Mapping[str, rules.Rule] = {
 }
 
 
+@contextlib.contextmanager
+def told(cls: type[ToolService], step: str, name: object = "") -> Iterator[None]:
+    """Run code of a service's own before it serves; what that raises is told in one line.
+
+    Args:
+        cls: the service's class.
+        step: what is done with the service meanwhile, such as ``started``.
+        name: its id, where it is known.
+
+    Raises:
+        ConfigurationError: from what the code raised; names the service and the line. Errors of toolbus pass as they are.
+    """
+    try:
+        yield
+    except ToolbusError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's service raises is told in one line
+        raised = original(error)
+        raise ConfigurationError(f"{_named(cls, name)} can't be {step}: {placed(raised, cls.__module__)}") from raised
+
+
+def _named(cls: type[ToolService], name: object) -> str:
+    # Finding a class in its file parses the whole file, so that only a message does it.
+    return f"the service {name or cls.__name__!r} ({cls.__module__}.{cls.__qualname__}{place_of(cls)})"
+
+
 def check_service(service: ToolService) -> None:
     """Check the attributes of a service.
 
     Raises:
-        ConfigurationError: one is of another kind than it must be, or out of its range.
+        ConfigurationError: one is of another kind than it must be, or out of its range, or raises.
     """
     if flaw := _flaw(service):
-        cls = type(service)
-        # Finding a class in its file parses the whole file, so that only a message does it.
-        raise ConfigurationError(f"the service {service.id or cls.__name__!r} ({cls.__module__}.{cls.__qualname__}{place_of(cls)}){flaw}")
+        raise ConfigurationError(f"{_named(type(service), service.id)}{flaw}")
 
 
 def _flaw(service: ToolService) -> str:
     cls = type(service)
-    if wrong := rules.flaw({name: getattr(service, name) for name in SERVICE}, SERVICE):
+    values: dict[str, Any] = {}
+    for name in SERVICE:
+        with told(cls, f"asked for its {name}"):
+            values[name] = getattr(service, name)
+    if wrong := rules.flaw(values, SERVICE):
         return f": {wrong}"
     if service.session_lost and not (service.sticky_sessions or overrides(cls, "open_session")):
         return f" says session_lost={service.session_lost!r}, which needs sticky_sessions = True or open_session()"

@@ -28,7 +28,7 @@ from toolbus.bus.worker.outcome import without_exits
 from toolbus.bus.worker.process.event_loop import LoopWatch
 from toolbus.bus.worker.process.lifeline import ended_by, orphaned
 from toolbus.bus.worker.provide import Services
-from toolbus.bus.worker.service import ToolService
+from toolbus.bus.worker.service import ToolService, told
 from toolbus.bus.worker.sessions import CLEANUP_WITHIN
 from toolbus.bus.worker.slots import Slots, sign_off
 
@@ -103,7 +103,7 @@ class Worker:
         Raises:
             BrokerError: the server refuses, or can't serve.
             RegistrationRefused: others own what it publishes.
-            ConfigurationError: it starts or drains in another task, or has failed.
+            ConfigurationError: a service can't be started; or it starts or drains in another task, or has failed.
         """
         if self._changing or not self._serving:
             await self._open()
@@ -364,7 +364,7 @@ class Worker:
                 await self.isolation.open()
             await self._services.start()
             for served in self._served.values():
-                await served.startup(self.settings)
+                await _start_up(served, self.settings)
                 ready.append(served)
                 slots.sessions.open(served)
             for served in self._served.values():
@@ -536,9 +536,14 @@ class NestedBus:
 _MOST_LOGGED = 20
 
 
+async def _start_up(made: Served, settings: Settings) -> None:
+    with told(made.made_by, "started", made.id):
+        await without_exits(made.startup(settings))
+
+
 async def _begin(made: Served, slots: Slots, served: MutableMapping[str, Served]) -> None:
     """Prepare and publish a service while others are ``served``; what goes wrong leaves nothing."""
-    await made.startup(slots.settings)
+    await _start_up(made, slots.settings)
     try:
         slots.sessions.open(made)
         # Calls may arrive as soon as it is published.
