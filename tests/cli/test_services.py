@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import signal
+
 import pytest
 
 from tests.cli.shell import Shell
+from tests.servers import eventually_sync
 
 SERVICE = """import asyncio, os, sys
 from toolbus import ToolService, provide, tool
@@ -88,3 +92,54 @@ def test_what_is_provided_and_fails_is_told_in_one_line(shell: Shell, error: str
     done = shell.run("worker", "mine.py")
     told = f"toolbus: the service Store can't be made by mine.store: {said} - at {shell.folder}/mine.py:13\n"
     assert (done.returncode, done.stderr) == (1, told)
+
+
+SLOW = """import asyncio, pathlib, time
+from toolbus import ToolService, tool
+
+class First(ToolService):
+    @tool(effect="read")
+    def one(self) -> str:
+        "Answer."
+        return "1"
+
+    async def cleanup(self):
+        pathlib.Path("cleaned").touch()
+
+class Second(First):
+    async def startup(self):
+        with open("begun", "a") as file:
+            file.write("x")
+        {}
+
+    async def cleanup(self):
+        pathlib.Path("never").touch()
+
+    @tool(effect="read")
+    def two(self) -> str:
+        "Answer."
+        return "2"
+
+first, second = First(), Second()
+"""
+WAITS = {"a coroutine": "await asyncio.sleep(300)", "a thread": "await asyncio.to_thread(time.sleep, 300)"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    ("words", "processes"), [((), 1), (("--processes", "2"), 2), (("--reload",), 1)], ids=["one process", "two processes", "reload"]
+)
+@pytest.mark.parametrize("waits", WAITS.values(), ids=WAITS)
+def test_a_signal_ends_a_slow_start(shell: Shell, waits: str, words: tuple[str, ...], processes: int, number: signal.Signals) -> None:
+    """Nothing is served or registered, what had started is cleaned up, and the exit code is 0."""
+    (shell.folder / "slow.py").write_text(SLOW.format(waits))
+    worker = shell.start_anew("worker", "slow.py", *words)
+    begun = shell.folder / "begun"
+    eventually_sync(lambda: begun.exists() and begun.read_text() == "x" * processes)
+    worker.send_signal(number)
+    errors = worker.communicate(timeout=20)[1].splitlines()
+    assert worker.returncode == 0, errors
+    assert {json.loads(line)["event"] for line in errors} & {"worker.serving", "worker.killed", "supervisor.killing"} == set()
+    assert "Traceback" not in "".join(errors)
+    assert ((shell.folder / "cleaned").exists(), (shell.folder / "never").exists()) == (True, False)
+    assert shell.json("see", "services") == []

@@ -85,8 +85,9 @@ class Worker:
         # What it does now, in another task perhaps: "starts" or "drains".
         self._changing = ""
         self._on_connect: Callable[[], object] | None = None
-        # The task that waits for the server at the start.
+        # The task that starts, which waits for the server and for the services' own preparation.
         self._opening: asyncio.Task[Any] | None = None
+        self._start_ended = False
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -126,6 +127,8 @@ class Worker:
     ) -> None:
         """Serve until SIGTERM or SIGINT, then drain and return. A signal half a second later or more ends the process at once.
 
+        One that comes before the worker serves ends its start.
+
         Args:
             on_open: called once when the worker is registered.
             on_drain: called once when it begins to drain.
@@ -133,6 +136,7 @@ class Worker:
         """
         stop = asyncio.Event()
         self._on_connect = on_connect
+        self._start_ended = False
 
         def begin() -> None:
             if not stop.is_set() and self._opening is not None:
@@ -157,10 +161,11 @@ class Worker:
                         on_drain()
                     telemetry.log.info("worker.draining", running=self._running, grace=self.settings.grace)
         except asyncio.CancelledError:
-            # A signal ends the start, which waits for the server as long as it takes.
+            # A signal ends the start, which waits for the server, and for what services prepare, as long as it takes.
             task = asyncio.current_task()
             if not stop.is_set() or self._home is not None or task is None or task.uncancel():
                 raise
+            self._start_ended = True
 
     async def republish(self, service: ToolService) -> bool:
         """Publish a service anew whose ``tools`` have changed; False when they are what they were.
@@ -354,13 +359,20 @@ class Worker:
         self._opening = asyncio.current_task()
         try:
             await self.broker.open(slots)
+            await self._start_services(slots)
         finally:
             self._opening = None
+        self._watch = LoopWatch(asyncio.get_running_loop())
+        self._watch.start()
+        self._home = asyncio.create_task(slots.serve(), name="toolbus-worker")
+
+    async def _start_services(self, slots: Slots) -> None:
+        """Prepare and publish everything; what goes wrong leaves nothing."""
         ready: list[Served] = []
         try:
             if self._on_connect is not None:
                 self._on_connect()
-            if isolated:
+            if any(served.isolated() for served in self._served.values()):
                 await self.isolation.open()
             await self._services.start()
             for served in self._served.values():
@@ -371,13 +383,12 @@ class Worker:
                 await _publish(self.broker, served)
             _log_served(self._served.values(), self._left_out)
         except BaseException:
+            # No signal ends the clean-up of what has started.
+            self._opening = None
             async with contextlib.AsyncExitStack() as closing:
                 self._close_by(closing, slots, ready)
                 await sign_off(self.broker)
             raise
-        self._watch = LoopWatch(asyncio.get_running_loop())
-        self._watch.start()
-        self._home = asyncio.create_task(slots.serve(), name="toolbus-worker")
 
     # -- for people -------------------------------------------------------------------------------
 
@@ -407,8 +418,8 @@ class Worker:
 
     @property
     def stuck(self) -> bool:
-        """True if threads of given-up calls still run after the drain."""
-        return self._running > 0
+        """True if threads of given-up calls still run after the drain, or those of a start that a signal ended may do so."""
+        return self._start_ended or self._running > 0
 
     @property
     def broker(self) -> WorkerBroker:

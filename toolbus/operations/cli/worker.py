@@ -109,7 +109,7 @@ def worker_command(
             async with load_reports(worker.statistics, process.lifeline if report_load else None) as opened:
                 await run_worker(worker, process, health_file=health_file, on_open=opened)
         if worker.stuck:
-            # A thread can't be stopped; its call was given up, and it must not keep the process alive.
+            # A thread can't be stopped; its call, or the start, was given up, and it must not keep the process alive.
             telemetry.flush_logging()
             sys.stdout.flush()
             sys.stderr.flush()
