@@ -143,3 +143,14 @@ def test_a_signal_ends_a_slow_start(shell: Shell, waits: str, words: tuple[str, 
     assert "Traceback" not in "".join(errors)
     assert ((shell.folder / "cleaned").exists(), (shell.folder / "never").exists()) == (True, False)
     assert shell.json("see", "services") == []
+
+
+def test_a_class_of_tool_objects_that_exits_is_told_in_one_line(shell: Shell) -> None:
+    """A toolkit's class whose ``__init__`` would end the process is refused like one that raises."""
+    (shell.folder / "kit.py").write_text(
+        "import sys\nfrom toolbus.toolkit import Tool\n"
+        "class Kit(Tool):\n    def __init__(self): sys.exit(0)\n    async def run(self): 'Run.'\n"
+    )
+    done = shell.run("worker", "kit.py")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "Kit can't be made without arguments (0)" in done.stderr
