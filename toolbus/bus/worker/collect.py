@@ -37,7 +37,7 @@ from toolbus.bus.worker.handlers import Handler, Served, filling_in, starting
 from toolbus.bus.worker.isolation.pool import target_of
 from toolbus.bus.worker.loading import defined_in, normal_name
 from toolbus.bus.worker.provide import Services, injected
-from toolbus.bus.worker.service import Retry, ToolService, check_service, overrides, place_of, returns_unseen, told
+from toolbus.bus.worker.service import Retry, ToolService, check_service, failure_named, overrides, place_of, returns_unseen
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -96,7 +96,7 @@ def _flat(targets: object, left_out: dict[str, str]) -> Iterable[object]:
         for target in targets:
             yield from _flat(target, left_out)
     elif isinstance(targets, type) and issubclass(targets, ToolService):
-        with told(targets, "made"):
+        with failure_named(targets, "made"):
             made = targets()
         yield made
     elif isinstance(targets, ModuleType):

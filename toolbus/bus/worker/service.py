@@ -218,7 +218,7 @@ SERVICE: Mapping[str, rules.Rule] = {
 
 
 @contextlib.contextmanager
-def told(cls: type[ToolService], step: str, name: object = "") -> Iterator[None]:
+def failure_named(cls: type[ToolService], step: str, name: object = "") -> Iterator[None]:
     """Run code of a service's own before it serves; what that raises is told in one line.
 
     Args:
@@ -257,7 +257,7 @@ def _flaw(service: ToolService) -> str:
     cls = type(service)
     values: dict[str, Any] = {}
     for name in SERVICE:
-        with told(cls, f"asked for its {name}"):
+        with failure_named(cls, f"asked for its {name}"):
             values[name] = getattr(service, name)
     if wrong := rules.flaw(values, SERVICE):
         return f": {wrong}"

@@ -28,7 +28,7 @@ from toolbus.bus.worker.outcome import without_exits
 from toolbus.bus.worker.process.event_loop import LoopWatch
 from toolbus.bus.worker.process.lifeline import ended_by, orphaned
 from toolbus.bus.worker.provide import Services
-from toolbus.bus.worker.service import ToolService, told
+from toolbus.bus.worker.service import ToolService, failure_named
 from toolbus.bus.worker.sessions import CLEANUP_WITHIN
 from toolbus.bus.worker.slots import Slots, sign_off
 
@@ -548,7 +548,7 @@ _MOST_LOGGED = 20
 
 
 async def _start_up(made: Served, settings: Settings) -> None:
-    with told(made.made_by, "started", made.id):
+    with failure_named(made.made_by, "started", made.id):
         await without_exits(made.startup(settings))
 
 
