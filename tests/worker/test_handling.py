@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 from tests.contract import Place, out_of_time
 from tests.servers import eventually
-from toolbus import Blob, ConfigurationError, Progress, ToolError, ToolResult, ToolService, invocation, tool
+from toolbus import Blob, ConfigurationError, Progress, ToolError, ToolResult, ToolService, Worker, invocation, tool
+from toolbus.bus.middleware import Next, ToolCall
 from toolbus.bus.values.events import Finished, Text
 from toolbus.bus.values.results import CallCancelled
 
@@ -209,6 +211,74 @@ async def test_a_generator_that_swallows_its_cancellation(place: Place) -> None:
             result = await out_of_time(bus, "babble")
             assert result.error is not None
             assert (result.error.type, result.output) == ("deadline_exceeded", "more ")
+        await eventually(lambda: worker.statistics()["running"] == 0)
+
+
+class Blank(str):
+    """Text of a class of its own."""
+
+    __slots__ = ()
+
+
+async def passed_on(call: ToolCall, next: Next) -> ToolResult:
+    """Do nothing of its own."""
+    return await next(call)
+
+
+@pytest.mark.parametrize("middleware", [(), (passed_on,)], ids=["bare", "within-middleware"])
+@pytest.mark.parametrize("item", ["", None, Blank(), Progress(1), Blob("x/y", b"")], ids=["text", "none", "text-class", "progress", "blob"])
+async def test_an_endless_generator_gives_way(place: Place, item: Any, middleware: Any) -> None:
+    """An async generator that never awaits ends at its deadline, another call is answered meanwhile, and its worker can leave."""
+    reached = asyncio.Event()
+
+    @tool(service="endless", effect="read", replace=True)
+    async def endless() -> AsyncIterator[Any]:
+        """Yield the same thing for ever."""
+        # A test that fails ends all the same.
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            reached.set()
+            yield item
+
+    @tool(service="endless", effect="read", replace=True)
+    async def beside() -> str:
+        """Answer at once."""
+        return "beside"
+
+    began = time.monotonic()
+    async with Worker([endless, beside], settings=place.settings, middleware=middleware) as worker, place.bus() as bus:
+        running = asyncio.create_task(bus.call("endless", timeout=2))
+        await asyncio.wait_for(reached.wait(), 10)
+        assert (await bus.call("beside", timeout=15)).output == "beside"
+        assert not running.done()
+        error = (await running).error
+        assert error is not None
+        assert error.type in {"deadline_exceeded", "tool_error"}
+        await eventually(lambda: worker.statistics()["running"] == 0)
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize("item", ["", None], ids=["text", "none"])
+async def test_an_endless_plain_generator_gives_way(place: Place, item: Any) -> None:
+    """A plain generator, in its thread, leaves the loop to others as well."""
+
+    @tool(service="endless", effect="read", replace=True)
+    def plain() -> Iterator[Any]:
+        """Yield the same thing for ever."""
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            yield item
+
+    @tool(service="endless", effect="read", replace=True)
+    async def beside() -> str:
+        """Answer at once."""
+        return "beside"
+
+    async with place.worker(plain, beside) as worker, place.bus() as bus:
+        async with bus.stream("plain", timeout=30):
+            await eventually(lambda: worker.statistics()["running"] == 1)
+            assert (await bus.call("beside", timeout=15)).output == "beside"
+            assert worker.statistics()["running"] == 1
         await eventually(lambda: worker.statistics()["running"] == 0)
 
 

@@ -375,6 +375,10 @@ class MiddlewareCall:
         iterator: AsyncIterator[Any] = aiter(items)
         try:
             async for item in iterator:
+                if item is None:
+                    # Passed on, since what iterates gives way at an item that sends nothing.
+                    yield None
+                    continue
                 for piece in pieces_of(item, len(self._blobs)):
                     if isinstance(piece, Blob):
                         self._blobs.append(piece)

@@ -682,8 +682,11 @@ class Stream(msgspec.Struct, eq=False):
                     raise asyncio.CancelledError
                 if result is not None:
                     raise ToolError("the handler yielded more after its ToolResult", code="bad_stream")
-                if type(item) is str:
+                if type(item) is str and item:
                     self.send_text(item)
+                elif item is None or (isinstance(item, str) and not item):
+                    # Nothing is sent, so nothing else would make an endless generator give way.
+                    await asyncio.sleep(0)
                 elif isinstance(item, ToolResult):
                     result = checked(item, self.blobs)
                 else:
