@@ -106,6 +106,57 @@ async def test_calls_of_a_closed_session_are_cancelled(place: Place) -> None:
         assert notes.running == 0
 
 
+class Paying(ToolService):
+    """Has sessions, and work in them that must not happen twice."""
+
+    id = "paying"
+    sticky_sessions = True
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    @tool(effect="once")
+    async def pay(self, whom: str) -> str:
+        """Begin, and not end."""
+        self.ran.append(whom)
+        await asyncio.Event().wait()
+        return whom
+
+    @tool(effect="read", sequential=False)
+    async def look(self, wait: bool) -> str:
+        """Begin, and maybe not end."""
+        if wait:
+            self.ran.append("look")
+            await asyncio.Event().wait()
+        return ""
+
+    async def cleanup(self, session: Session | None = None) -> None:
+        """Do nothing."""
+
+
+async def test_the_outcome_of_once_work_is_unknown_when_its_session_is_closed(place: Place) -> None:
+    """A call of another bus may have taken effect, as its key keeps; one that only reads is cancelled."""
+    paying = Paying()
+    async with place.serving(paying) as bus, place.bus() as other:
+        # Only services that it called are told when it closes the session.
+        assert (await other.call("look", {"wait": False}, session="s", wait=5)).success
+        runs = asyncio.create_task(bus.call("pay", {"whom": "a"}, session="s", idempotency_key="k", timeout=15))
+        await eventually(lambda: paying.ran == ["a"])
+        look = asyncio.create_task(bus.call("look", {"wait": True}, session="s", timeout=15))
+        await eventually(lambda: "look" in paying.ran)
+        await other.bind(session="s").close_session()
+        errors = [(await each).error for each in (runs, look)]
+        again = (await bus.call("pay", {"whom": "a"}, session="s", idempotency_key="k", timeout=15)).error
+        assert [error and (error.type, error.code) for error in (*errors, again)] == [
+            ("outcome_unknown", "session_closed"),
+            ("cancelled", "session_closed"),
+            ("outcome_unknown", "session_closed"),
+        ]
+        assert again is not None
+        assert "it may or may not have taken effect" in again.message
+        assert paying.ran == ["a", "look"]
+
+
 async def test_a_call_during_the_clean_up_waits_for_it(place: Place) -> None:
     """It runs in a session that starts anew, not in the one that is being cleaned up."""
     notes = Notes()

@@ -400,6 +400,14 @@ def cancelled_waiting(why: str) -> ErrorInfo:
     return deadline_exceeded(message, NOT_TAKEN) if why == "deadline_exceeded" else ErrorInfo("cancelled", NOT_BEGUN, message)
 
 
+def session_closed(state: RunState) -> ErrorInfo:
+    """Return the error of a run whose session was closed."""
+    message = "the session was closed, maybe by another agent, while the call ran"
+    if state is RunState.ENTERED:
+        return ErrorInfo("outcome_unknown", "session_closed", f"{message}; {_MAYBE}")
+    return ErrorInfo("cancelled", "session_closed", message)
+
+
 def worker_stopped(state: RunState) -> ErrorInfo | None:
     """Return the error of a run whose worker leaves; None when another worker may run the request."""
     if state is RunState.ENTERED:

@@ -204,6 +204,10 @@ class Run(msgspec.Struct, eq=False):
         error = outcome.given_up(self.state, why, self.delivery.request.timeout, self._waited, once=self.once)
         self.stop(outcome.not_run(error, self.delivery, once=self.once))
 
+    def close(self) -> None:
+        """End the run because its session was closed."""
+        self.stop(outcome.not_run(outcome.session_closed(self.state), self.delivery, once=self.once))
+
     def interrupt(self) -> bool:
         """End the run because its worker leaves; return whether another worker may run the request, since it was not answered."""
         if self.state < _ANSWERED:

@@ -44,7 +44,6 @@ _MOST_INHERITED = 10_000
 _MOST_TOLD = 100
 # Leases for which a session outlives its last caller: a gateway that was restarted, or the next command, goes on with it.
 _OUTLIVES = 2
-_CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed, maybe by another agent, while the call ran")
 
 
 class _Open(msgspec.Struct, eq=False):
@@ -220,13 +219,13 @@ class OpenSessions(msgspec.Struct, eq=False):
         if found.closed is not None:
             # It ends already; what waits to begin it anew is over as well.
             for run in list(found.waiting) if stop else ():
-                run.stop(_CLOSED)
+                run.close()
             return
         found.empty, found.closed = asyncio.Event(), asyncio.Event()
         self._look_no_more(found)
         for run in list(found.runs) if stop else ():
             # Now: one that has not taken its first step would find its session ended, and call it lost.
-            run.stop(_CLOSED)
+            run.close()
         task = self._loop.create_task(self._end(session, found, found.closed, reason, _STOPS_WITHIN if stop else None))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
