@@ -101,6 +101,20 @@ def test_a_refusal_names_the_missing_role(shell: Shell, under: As) -> None:
     assert done.stderr.count("\n") == 1 or "server.no_permission" in done.stderr
 
 
+def test_a_worker_with_the_role_of_an_agent_is_told_its_own(shell: Shell, under: As) -> None:
+    """The advice is the role that it lacks, and not to set its rights again, which are whole."""
+    (shell.folder / "echo.py").write_text(
+        'from toolbus import tool\n\n@tool(effect="read")\ndef echo() -> str:\n    """Echo."""\n    return ""\n'
+    )
+    with under("agent"):
+        done = shell.run("worker", "echo.py")
+    assert done.returncode == 1
+    told = done.stderr.splitlines()[-1]
+    assert "it needs the role worker" in told
+    assert "(this user is: agent); " in told
+    assert "older than this release" not in done.stderr
+
+
 @pytest.mark.parametrize(
     "words",
     [

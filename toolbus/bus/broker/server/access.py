@@ -436,11 +436,19 @@ def _roles_for(script: str, words: Sequence[bytes]) -> list[str]:
     keys = _keys(words) if script else words[1:]
     families = [rest for word in keys if word.startswith(b"tb:{") for rest in [word.partition(b"}:")[2].decode(errors="replace")] if rest]
     if script:
-        found = [name for name, role in ROLES.items() if script in role.scripts and _may_write(role, script, families)]
+        may = [name for name, role in ROLES.items() if script in role.scripts and _may_write(role, script, families)]
+        found = [name for name in may if _may_pass(name, families)]
     else:
         command = words[0].decode(errors="replace").lower() if words else ""
         found = [name for name, role in ROLES.items() if _may_send(role, command, families)]
     return sorted(found, key=lambda name: name == "operator")
+
+
+def _may_pass(role: str, families: Sequence[str]) -> bool:
+    """Return whether a role may give these keys to a script: one that repairs keys takes those of any role."""
+    keys, patterns = Keys("x"), rights((role,), "x").given
+    passed = [_escaped(f"{keys.prefix}{family}") for family in families]
+    return all(any(key == each or (each.endswith(":*") and key.startswith(each[:-1])) for each in patterns) for key in passed)
 
 
 def _may_write(role: Role, script: str, families: Sequence[str]) -> bool:
