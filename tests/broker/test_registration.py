@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench
+from tests.servers import eventually
 from toolbus.bus.broker.protocols import RefusedTool
 from toolbus.bus.broker.registry.follower import RegistryFollower
 from toolbus.bus.broker.registry.publications import WorkerRegistration
@@ -224,7 +225,7 @@ async def test_a_worker_that_can_not_ask_for_the_version_names_its_services(
 
 
 async def test_registrations_that_wait_for_the_server_are_done_together(registering: Registering, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many beats missed the service while the first registration was under way, one more follows it."""
+    """However many beats missed the service until the first registration was answered, it is for all; a later one is news."""
     answered, registered = asyncio.Event(), []
 
     async def register(publication: Publication, instance: str, start: int) -> RegisterAnswer:
@@ -234,11 +235,35 @@ async def test_registrations_that_wait_for_the_server_are_done_together(register
 
     monkeypatch.setattr(registering.registry, "register", register)
     waiting = [asyncio.ensure_future(registering.registration.register_again(["pool"])) for _ in range(4)]
+    await eventually(lambda: registered == ["pool"])
+    registering.bench.stream.unlisted = "its lease was lost there"
+    waiting.append(asyncio.ensure_future(registering.registration.register_again(["pool"])))
     await asyncio.sleep(0)
     answered.set()
     await asyncio.gather(*waiting)
+    assert (registered, registering.bench.stream.unlisted) == (["pool"], "")
+    assert registering.doubts == 5
+    await registering.registration.register_again(["pool"])
     assert registered == ["pool", "pool"]
-    assert registering.doubts == 4
+
+
+async def test_a_registration_that_fails_answers_nobody(registering: Registering, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that missed its service while a registration was under way that failed registers it at once."""
+    failed, registered = asyncio.Event(), []
+
+    async def register(publication: Publication, instance: str, start: int) -> RegisterAnswer:
+        registered.append(publication.service.id)
+        await failed.wait()
+        if len(registered) == 1:
+            raise BrokerUnavailable("gone")
+        return RegisterAnswer(4, *FENCE)
+
+    monkeypatch.setattr(registering.registry, "register", register)
+    waiting = [asyncio.ensure_future(registering.registration.register_again(["pool"])) for _ in range(2)]
+    await eventually(lambda: registered == ["pool"])
+    failed.set()
+    await asyncio.gather(*waiting)
+    assert registered == ["pool", "pool"]
 
 
 async def test_a_worker_that_leaves_is_not_registered_again(registering: Registering) -> None:

@@ -290,30 +290,34 @@ class WorkerRegistration(WorkerStep, eq=False):
             raise
 
     async def register_again(self, services: list[str]) -> None:
-        """Register services that the registry has lost; what goes wrong is logged. What is asked for meanwhile is done at once."""
+        """Register services that the registry has lost; what goes wrong is logged. What is asked for until it is done is done with it."""
         self.on_doubt()
         # Each beat that misses a service asks for it.
         self._missing |= dict.fromkeys(services)
         async with self._returning:
             missing, self._missing = list(self._missing), {}
-            if missing:
-                await self._register_again(missing)
+            for service in await self._register_again(missing) if missing else ():
+                # Whoever missed it until now has seen the same loss; one that happened meanwhile, the next read or beat misses again.
+                self._missing.pop(service, None)
+                self.on_listed(service, "")
 
-    async def _register_again(self, services: list[str]) -> None:
+    async def _register_again(self, services: list[str]) -> list[str]:
+        """Register services again; return those that are registered now."""
+        registered: list[str] = []
         try:
             # While this worker was away the namespace may have come to a version that it does not speak.
             (await read_version(self.link, self.keys)).check()
         except BrokerUnavailable as error:
             telemetry.log.warning("service.register_failed", service=", ".join(services), error=str(error))
-            return
+            return registered
         except BrokerError as error:
             telemetry.log.error("service.refused", service=", ".join(services), error=str(error))
             self.listener.on_failed(error)
-            return
+            return registered
         for service in services:
             # The stream goes with its last worker, and a read that still waits on it reports a missing group.
             if not self.active:
-                return
+                return registered
             published = self._published.get(service)
             if published is None:
                 continue
@@ -326,10 +330,11 @@ class WorkerRegistration(WorkerStep, eq=False):
                 published.start, published.told = answer.start, None
                 if service in self.streams:
                     self.streams[service].fence_is(answer.generation, answer.counter)
-                self.on_listed(service, "")
+                registered.append(service)
                 telemetry.log.warning("service.registered_again", service=service)
                 if not self.active:
                     await self.registry.unregister([f"{service}/{self.instance}"])
+        return registered
 
     def _tell(self, published: Published, error: RegistrationRefused | BrokerError) -> None:
         """Log once why a service could not register again: each beat asks, and the text of a refusal says for how long still."""
