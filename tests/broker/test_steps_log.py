@@ -57,6 +57,17 @@ async def test_a_read_that_fails_says_why(observed: Observed, error: str, level:
     assert taking.did == ([] if level == "WARNING" else ["paused"])
 
 
+async def test_a_read_that_fails_for_the_same_reason_is_told_once(observed: Observed) -> None:
+    """A worker tries several times a second; another reason is news, and so is the same one after a read that went well."""
+    taking = Taking()
+    taking.intake = taking.made(Restless)
+    for error in ("NOPERM no rights", "NOPERM no rights", "WRONGTYPE of the key", None, "WRONGTYPE of the key"):
+        taking.blocking.answers["XREADGROUP"] = ReplyError(error) if error else None
+        await taking.intake.take(10)
+    assert [each["error"] for each in observed.events] == ["NOPERM no rights", "WRONGTYPE of the key", "WRONGTYPE of the key"]
+    assert taking.did == ["paused"] * 4
+
+
 async def test_requests_that_could_not_be_handed_back_are_told(observed: Observed) -> None:
     """Their leases run out, so it is a warning."""
     taking = Taking()

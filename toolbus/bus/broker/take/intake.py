@@ -335,8 +335,10 @@ class Intake(WorkerStep, eq=False):
                 await self.pause()
             await self.register_again(missing)
         else:
-            self._refusal = refused[0][1]
-            telemetry.log.error("requests.take_failed", error=self._refusal)
+            if refused[0][1] != self._refusal:
+                # Each further try would repeat it.
+                self._refusal = refused[0][1]
+                telemetry.log.error("requests.take_failed", error=self._refusal)
             self._miss(self._refusal)
             await self.pause()
 
