@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
+import redis
 
 from tests.cli.shell import Shell
+from tests.servers import eventually_sync
+from toolbus.bus.broker.server.keys import Keys
 
 TOOLS = """
 from toolbus import tool
@@ -101,3 +105,25 @@ def test_two_files_of_one_name_are_told_apart(shell: Shell) -> None:
     assert "service.registered" in told
     ended(other)
     ended(named)
+
+
+def test_names_of_a_killed_service_become_free_where_nobody_else_runs(shell: Shell) -> None:
+    """A service whose only worker was killed is swept out by one that wants its names: others than its owner wait for the cooldown."""
+    shell.environment |= {"TOOLBUS_LEASE": "1", "TOOLBUS_OWNER": "first", "TOOLBUS_COOLDOWN": "1000"}
+    one, two = write(shell.folder / "one", "say"), write(shell.folder / "two", "say")
+    tools = shell.folder / two
+    tools.write_text(tools.read_text().replace('"shared"', '"another"'))
+    start(shell, one).kill()
+    live = Keys(shell.environment["TOOLBUS_NAMESPACE"]).live
+    with redis.Redis.from_url(shell.environment["TOOLBUS_URL"]) as client:
+        eventually_sync(lambda: [end for _, end in client.zrange(live, 0, -1, withscores=True) if end < time.time() * 1000])
+    again = start(shell, two, "service.awaits_sweep")
+    assert again.stderr is not None
+    assert any('"service.registered"' in line for line in again.stderr)
+    again.kill()
+    with redis.Redis.from_url(shell.environment["TOOLBUS_URL"]) as client:
+        eventually_sync(lambda: [end for _, end in client.zrange(live, 0, -1, withscores=True) if end < time.time() * 1000])
+    shell.environment["TOOLBUS_OWNER"] = "second"
+    refused = shell.run("worker", two)
+    assert refused.returncode == 1
+    assert any(f"It is free in {seconds} s" in refused.stderr for seconds in range(900, 1001)), refused.stderr

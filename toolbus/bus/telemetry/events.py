@@ -180,6 +180,7 @@ EVENTS: Mapping[str, str] = {
     "run.bug": "a bug: running a handler raised outside of the handler",
     "statistics.refused": "the server refused an answer to one who asked for statistics",
     "statistics.unreadable": "an answer to a question for statistics can't be read and is left out",
+    "service.awaits_sweep": "its names are a service's that lost all its workers; that one is swept out in a lease, and it registers",
     "service.paused": "the service takes no more requests until it is resumed",
     "service.other_program": "workers of the same owner and service run another file; two programs may share a name",
     "service.refused": "the registry refused a service whose name belongs to another owner",

@@ -17,6 +17,7 @@ from toolbus.bus.broker.server.reading import integer
 from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.broker.take.requests import RequestStream
 from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.broker.transport.links import upkeep_step
 from toolbus.bus.support.display import one_line
 from toolbus.bus.support.waiting import each_of
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor, check_service, check_tool
@@ -195,6 +196,8 @@ def _reason(error: Exception) -> str:
     return one_line(str(error), _MOST_REASON)
 
 
+# How often a registration looks whether ended leases may be judged: for three leases.
+_LOOKS_A_LEASE, _MOST_LOOKS = 20, 60
 # The number of the earliest start.
 _FIRST_START = 1
 # What the instances of a service share, in their table.
@@ -232,7 +235,12 @@ class WorkerRegistration(WorkerStep, eq=False):
             RegistrationRefused: names belong to another owner; nothing was published.
             BrokerError: the server could not be asked.
         """
-        answer = await self.registry.register(publication, self.instance, 0)
+        try:
+            answer = await self.registry.register(publication, self.instance, 0)
+        except RegistrationRefused as refused:
+            if not await self._sweep_holders(publication.service.id, refused):
+                raise
+            answer = await self.registry.register(publication, self.instance, 0)
         self.on_listed(publication.service.id, "")
         self._published[publication.service.id] = Published(publication, answer.start)
         others = await self.registry.compare(publication.service.id, self.instance, origin) if origin else []
@@ -241,6 +249,24 @@ class WorkerRegistration(WorkerStep, eq=False):
             service, owner = publication.service.id, publication.owner
             telemetry.log.warning("service.other_program", service=service, owner=owner, here=origin, there=others[:3], advice=advice)
         return answer
+
+    async def _sweep_holders(self, service: str, refused: RegistrationRefused) -> bool:
+        """Sweep out the services that hold the refused names if all their workers were lost; return whether that was done.
+
+        Where no other process runs, nobody else does. Workers that live although their leases have ended, because the server was away, get
+        a lease to show it, as in each sweep.
+        """
+        if not await self.registry.held_by_dead(refused.names, self.clock):
+            return False
+        lease = self.settings.lease
+        telemetry.log.warning("service.awaits_sweep", service=service, names=dict(refused.names), seconds=lease)
+        for _ in range(_MOST_LOOKS):
+            if self.clock.trusted:
+                with upkeep_step():
+                    await self.registry.sweep(self.clock)
+                return True
+            await asyncio.sleep(lease / _LOOKS_A_LEASE)
+        return False
 
     def digest(self, service: str) -> str:
         """Return the digest of the revision that this worker serves; empty when it serves none."""

@@ -52,7 +52,7 @@ def registration_refused(owner: str, names: Mapping[str, str], waits: Mapping[st
     if of_operator:
         ways.append(f"An operator put it there: `toolbus operate items rm {of_operator[0]}` removes it.")
     if len(of_operator) + len(others) < len(names):
-        ways.append("A name is one service's alone: choose another, or stop the other service.")
+        ways.append("A name is one service's alone: choose another, or stop the other service (killed, it is gone when its lease ends).")
     if others:
         wait = f"in {math.ceil(max(waits[name] for name in others))} s" if others.keys() <= waits.keys() else ""
         freeing = next((name for name in others if name.startswith("tool")), next(iter(others)))
@@ -114,6 +114,23 @@ class Registry:
             names = {name.decode(): shown(owner) for name, owner in zip(reply[1::2], reply[2::2], strict=True)}
             raise registration_refused(publication.owner, names, await self._waits(names), self._settings.cooldown)
         return RegisterAnswer(int(reply[1]), reply[2], reply[3])
+
+    async def held_by_dead(self, names: Iterable[str], clock: ServerClock) -> bool:
+        """Return whether all of these names are held for services of which each worker's lease has ended, and that nobody has swept out.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        within = ("-inf", f"({int(clock.server_ms())}", "BYSCORE", "LIMIT", 0, _SWEEP_LIMIT)
+        ended: list[bytes] = await self._link.execute("ZRANGE", self._keys.live, *within, repeatable=True)
+        for held in [_HELD.fullmatch(record or b"") for record in await self._records(names)] if ended else [None]:
+            if held is None:
+                return False
+            fields = scan_hash(self._link, self._keys.instances(_read(held[1])))
+            members = {held[1] + b"/" + field[2:] async for field, _ in fields if field[:2] == b"i:"}
+            if not members or members.difference(ended):
+                return False
+        return True
 
     async def compare(self, service: str, instance: str, origin: str) -> list[str]:
         """Note where the code of an instance is; return the places of the service's other instances that differ.
