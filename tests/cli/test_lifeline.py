@@ -6,6 +6,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -105,6 +106,23 @@ def test_a_process_ends_in_order_when_its_parent_and_the_server_are_gone(shell: 
             process.wait()
     assert "process.overdue" not in log
     assert process.returncode == 0, log
+
+
+def test_an_idle_worker_ends_soon_when_the_server_is_gone(shell: Shell) -> None:
+    """All steps of its end together wait a few seconds for the server, whatever the grace period, and the log says so once."""
+    with EmbeddedServer() as server:
+        shell.environment |= {"TOOLBUS_URL": server.url, "TOOLBUS_GRACE": "600"}
+        worker = shell.start("worker", "calculator")
+        assert worker.stderr is not None
+        assert any('"worker.serving"' in line for line in worker.stderr)
+        server.kill()
+        assert any('"link.lost"' in line for line in worker.stderr)
+        worker.terminate()
+        asked = time.monotonic()
+        log = worker.communicate(timeout=_WITHIN)[1]
+    assert time.monotonic() - asked < 10, log
+    assert worker.returncode == 0
+    assert [log.count(f'"worker.{event}"') for event in ("awaits_server", "unregister_failed", "stopped")] == [1, 1, 1], log
 
 
 @pytest.mark.parametrize("words", some([["worker"]], [["worker"], ["mount"], ["platform", "host"]]), ids=" ".join)

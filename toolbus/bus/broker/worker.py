@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import re
 import socket
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, cast
 
 import msgspec
 
@@ -39,7 +40,7 @@ from toolbus.bus.broker.transport.links import Links, accepted_here, tell_time, 
 from toolbus.bus.broker.transport.mastership import Mastership, Replication
 from toolbus.bus.broker.transport.opening import Failing, NotOpen, open_patiently
 from toolbus.bus.broker.transport.wire import settle
-from toolbus.bus.support.waiting import at_most, each_of, to_the_end
+from toolbus.bus.support.waiting import at_most, each_of, either, to_the_end
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
 from toolbus.bus.values.envelope import new_run
@@ -50,6 +51,8 @@ from toolbus.bus.values.settings import Settings
 _STOP_WAITING = 3.0
 # Seconds for sending what is left when a worker closes.
 _CLOSING = 5.0
+# Seconds that a worker which leaves and owes nothing waits in all for a server that is away, and seconds between two looks whether it is.
+_MOST_AWAY, _LOOK_AGAIN = 3.0, 0.1
 # Marks of one script, which blocks the server for as long.
 _MOST_MARKS = 256
 
@@ -327,6 +330,8 @@ class WorkerBroker:
         self.instance = new_instance()
         self._clock = ServerClock(settings.lease)
         self.steps = cast("WorkerSteps", NotOpen())
+        # Since when the steps of this worker's end have waited for a server that is away.
+        self._away_since: float | None = None
 
     # -- connecting -------------------------------------------------------------------------------
 
@@ -349,17 +354,45 @@ class WorkerBroker:
         if not steps.links.open:
             return
         try:
-            async with asyncio.timeout(_CLOSING):
-                await steps.endings.settled()
-                steps.recent.flush()
-                await steps.outbox.drained()
-                # Dead letters and notes are answered to no caller, so wait for them here.
-                await steps.link.settled()
-                await each_of(map(self._retire, steps.streams.values()))
+            await self._unless_away(_CLOSING, self._send_the_rest())
         except (TimeoutError, BrokerError) as error:
             telemetry.log.warning("worker.close_incomplete", error=str(error) or "the server did not answer")
         finally:
             await to_the_end(self._disconnect())
+
+    async def _send_the_rest(self) -> None:
+        steps = self.steps
+        await steps.endings.settled()
+        steps.recent.flush()
+        await steps.outbox.drained()
+        # Dead letters and notes are answered to no caller, so wait for them here.
+        await steps.link.settled()
+        await each_of(map(self._retire, steps.streams.values()))
+
+    async def _unless_away(self, seconds: float | None, work: Coroutine[Any, Any, object]) -> None:
+        """Wait for a step of this worker's end, so many seconds at most (None: for ever), or until the server has been away for too long.
+
+        Raises:
+            TimeoutError: the step has not ended.
+            BrokerError: it has failed.
+        """
+        working, _ = await either(work, self._away_for_long(), within=seconds)
+        if working.cancelled():
+            raise TimeoutError
+        working.result()
+
+    async def _away_for_long(self) -> None:
+        """Return when the server has been away for so long that no step of this worker's end waits for it any more."""
+        steps, now = self.steps, self._clock.monotonic
+        while True:
+            if steps.link.connected or any(stream.held for stream in steps.streams.values()):
+                self._away_since = None
+            elif self._away_since is None:
+                self._away_since = now()
+                telemetry.log.warning("worker.awaits_server", seconds=_MOST_AWAY)
+            elif now() - self._away_since >= _MOST_AWAY:
+                return
+            await asyncio.sleep(_LOOK_AGAIN)
 
     async def _disconnect(self) -> None:
         await asyncio.to_thread(self.steps.leases.stop)
@@ -485,9 +518,9 @@ class WorkerBroker:
         Returns at once unless it is the last worker of its revision beside workers of another one; waits ``seconds`` at most.
         """
         steps = self.steps
-        taken = asyncio.gather(*(outlive(steps.link, self._keys, each, steps.registration) for each in steps.streams.values()))
-        with upkeep_step():
-            await at_most(seconds, taken)
+        taken = each_of(outlive(steps.link, self._keys, each, steps.registration) for each in steps.streams.values())
+        with upkeep_step(), contextlib.suppress(TimeoutError):
+            await self._unless_away(seconds, taken)
 
     async def stop_recovering(self, seconds: float) -> None:
         """Take over nothing more from other workers; wait so many seconds at most until what was moved here runs or waits."""
@@ -502,14 +535,18 @@ class WorkerBroker:
         # A server that does not even answer the interruption of a waiting read must not keep the worker.
         asyncio.get_running_loop().call_later(_STOP_WAITING, steps.intake.abort)
         if steps.streams:
-            try:
-                await steps.registration.unregister(died=died)
-            except ReplyError as error:
-                # A key of one service keeps no other one from passing on what waits; a server that refuses more would refuse that, too.
-                if error.code != "WRONGTYPE":
-                    raise
-                telemetry.log.warning("worker.unregister_failed", error=str(error))
-            await pass_on(steps.link, list(steps.streams.values()))
+            await self._unless_away(None, self._unregister(died=died))
+
+    async def _unregister(self, *, died: bool) -> None:
+        steps = self.steps
+        try:
+            await steps.registration.unregister(died=died)
+        except ReplyError as error:
+            # A key of one service keeps no other one from passing on what waits; a server that refuses more would refuse that, too.
+            if error.code != "WRONGTYPE":
+                raise
+            telemetry.log.warning("worker.unregister_failed", error=str(error))
+        await pass_on(steps.link, list(steps.streams.values()))
 
     # -- running ----------------------------------------------------------------------------------
 

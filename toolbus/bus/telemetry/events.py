@@ -225,6 +225,7 @@ EVENTS: Mapping[str, str] = {
     "upkeep.failed": "taking over requests or cleaning up failed; it is tried again in the next turn",
     "usage.uncounted": "the server refused to count the usage of calls",
     "value.unreadable": "a value on the server can't be read and is skipped; `key` names it",
+    "worker.awaits_server": "a worker that ends, and holds no calls, waits a few seconds for a server that is away, to leave the registry",
     "worker.close_incomplete": "the worker could not sign off; its leases will expire",
     "worker.draining": "the worker takes no more requests and finishes the running ones",
     "worker.exit_refused": "a task or callback that a handler started tried to exit the worker; the traceback follows",
