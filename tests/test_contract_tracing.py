@@ -11,11 +11,13 @@ from opentelemetry.context import attach, detach
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
 
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import invocation, tool
 from toolbus.bus import telemetry
+from toolbus.edges.gateway.calls import trace_headers
 
 pytestmark = pytest.mark.anyio
 
@@ -85,6 +87,17 @@ async def test_a_call_is_one_trace(place: Place, spans: InMemorySpanExporter) ->
     assert lineage(found, "process traced-inner") == ["process traced-inner", "execute_tool traced_inner"]
     assert found["process traced-inner"].context is not None
     assert output == trace.format_trace_id(found["process traced-inner"].context.trace_id)
+
+
+@pytest.mark.parametrize("root", [ALWAYS_OFF, ALWAYS_ON], ids=["dropped", "kept"])
+async def test_a_gateways_answer_names_the_trace_of_its_call(place: Place, root: Sampler) -> None:
+    """Its client may look for what the handler says it was part of, also where no span is kept."""
+    with telemetry.providers(tracer=TracerProvider(sampler=ParentBased(root))):
+        async with place.worker(traced_inner), place.bus() as bus:
+            await bus.wait_for_tool("traced_inner")
+            async with bus.stream("traced_inner") as call:
+                result = await call.result()
+    assert trace_headers(call)["traceparent"].split("-")[1] == result.output
 
 
 @pytest.mark.usefixtures("spans")

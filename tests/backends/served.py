@@ -61,7 +61,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.where == "/ill":
             return self.answer(b"ill", "text/plain", 500)
         shown = {"arguments": self.given, "path": self.path, "method": self.command, "headers": dict(self.headers.items())}
-        shown["hosts"] = self.headers.get_all("host")
+        shown["hosts"], shown["accepts"] = self.headers.get_all("host"), self.headers.get_all("accept")
         self.answer(json.dumps(shown).encode())
 
     def do_value(self):

@@ -29,9 +29,11 @@ async def test_arguments_are_the_json_body(place: Place) -> None:
 async def test_headers_and_query_of_a_record_are_sent(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their values are the host's; a program that serves several names is asked for the one of its record alone."""
     monkeypatch.setenv("TOOL_KEY", "hush")
-    instance = await place.start(headers={"host": "tools.example", "X-Key": "Key {env:TOOL_KEY}"}, query={"k": "env:TOOL_KEY"})
+    headers = {"host": "tools.example", "accept": "text/plain", "X-Key": "Key {env:TOOL_KEY}"}
+    instance = await place.start(headers=headers, query={"k": "env:TOOL_KEY"})
     seen = (await instance.call({}, Heard())).data
-    assert (seen["hosts"], seen["headers"]["X-Key"], seen["path"]) == (["tools.example"], "Key hush", "/?k=hush")
+    assert (seen["hosts"], seen["accepts"]) == (["tools.example"], ["text/plain"])
+    assert (seen["headers"]["X-Key"], seen["path"]) == ("Key hush", "/?k=hush")
     await instance.stop(5)
 
 

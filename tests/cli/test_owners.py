@@ -108,8 +108,8 @@ def test_two_files_of_one_name_are_told_apart(shell: Shell) -> None:
 
 
 def test_names_of_a_killed_service_become_free_where_nobody_else_runs(shell: Shell) -> None:
-    """A service whose only worker was killed is swept out by one that wants its names: others than its owner wait for the cooldown."""
-    shell.environment |= {"TOOLBUS_LEASE": "1", "TOOLBUS_OWNER": "first", "TOOLBUS_COOLDOWN": "1000"}
+    """A service whose only worker was killed is swept out by one that wants its names; in the cooldown they are its owner's alone."""
+    shell.environment |= {"TOOLBUS_LEASE": "2", "TOOLBUS_OWNER": "first", "TOOLBUS_COOLDOWN": "1000"}
     one, two = write(shell.folder / "one", "say"), write(shell.folder / "two", "say")
     tools = shell.folder / two
     tools.write_text(tools.read_text().replace('"shared"', '"another"'))

@@ -121,6 +121,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "a secret header": (sourced("remote", headers={"Authorization": "Bearer hunter2"}), "$.sources[0].headers.Authorization"),
     "a header with a line break": (sourced("remote", headers={"X-A": "a\r\nX-B: b"}), "$.sources[0].headers.X-A"),
     "a header of the client's": (sourced("local", headers={"content-Length": "3"}, host_dir="/srv/tool"), "$.sources[0].headers"),
+    "a caller's name": (sourced("local", headers={"toolbus-user": "root"}, host_dir="/srv/tool"), "$.sources[0].headers"),
     "a header's name": (sourced("remote", headers={"X A": "a"}), "$.sources[0].headers"),
     "a secret in a query": (sourced("remote", query={"api_key": "hunter2"}), "$.sources[0].query.api_key"),
     "a secret in a command": (sourced(command=("run", "--token=hunter2")), "$.sources[0].command[1]"),

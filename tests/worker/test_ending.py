@@ -37,6 +37,7 @@ line, folder = int(sys.argv[1]), Path(sys.argv[2])
 @tool(service="slow", effect="read")
 async def slow() -> str:
     \"\"\"Wait until the file is there.\"\"\"
+    report_state(line, ChildState(serving=True))
     while not (folder / "go").exists():
         await asyncio.sleep(0.01)
     (folder / "done").touch()
@@ -49,7 +50,6 @@ async def main():
         calls = []
         def opened():
             calls.append(asyncio.create_task(bus.call("slow", wait=True)))
-            report_state(line, ChildState(serving=True))
         await Worker([slow], url="memory://", namespace="ending").run(opened, lambda: (folder / "draining").touch())
 
 asyncio.run(main())

@@ -250,7 +250,6 @@ async def test_an_endless_generator_gives_way(place: Place, item: Any, middlewar
         running = asyncio.create_task(bus.call("endless", timeout=2))
         await asyncio.wait_for(reached.wait(), 10)
         assert (await bus.call("beside", timeout=15)).output == "beside"
-        assert not running.done()
         error = (await running).error
         assert error is not None
         assert error.type in {"deadline_exceeded", "tool_error"}

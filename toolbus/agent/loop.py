@@ -77,7 +77,8 @@ class Agent:
     """Asks a model, runs the tools it calls, and asks again.
 
     Each turn offers the tools that are available by then. In the last turn the model may call none, so that it has to answer.
-    The next ``ask`` continues the conversation. Questions that are asked at once are answered one after the other.
+    The next ``ask`` continues the conversation. Questions that are asked at once are answered one after the other; a tool that asks the
+    agent which calls it waits for itself.
 
     With ``conversation`` it is kept on the server, so that another process can continue it, also in the middle of a question: answers of
     the model that arrived are not asked for again, calls that ended are not run again, and one that still runs is joined. One process at a
@@ -89,7 +90,7 @@ class Agent:
     Args:
         executor: an executor made by ``bus.executor(model=…)``; its options apply to every call.
         max_turns: most requests to the model for one question.
-        max_seconds: most seconds for one question, including models, tools and people.
+        max_seconds: most seconds for one question, including models, tools and people, and without the wait for earlier questions.
         conversations: where conversations are kept, when it is not the executor's own server.
         walk: the agent's position in a toolkit graph, which limits the tools of each turn and moves with the calls; with a recorder
             each question is recorded as an episode.

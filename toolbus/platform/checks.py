@@ -209,10 +209,9 @@ FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
 """The forms of a container's fields, and how they are told of."""
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
-# They say how long a message is and what becomes of its connection, which the client knows.
-_OF_CLIENT = frozenset(
-    {"connection", "content-length", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
-)
+# They say how long a message is, what becomes of its connection, and on whose behalf a call runs, which the client knows.
+_FRAMING = "connection content-length expect keep-alive proxy-connection te trailer transfer-encoding upgrade"
+_OF_CLIENT = frozenset({*_FRAMING.split(), "toolbus-user"})
 _MOST_WITHIN = 3_600.0
 _MOST_TEXT = 4_096
 # With these, and all below, a container is the host. The host looks again, at what links lead to.

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from toolbus.bus.schema.derivation import describable, read_signature
-from toolbus.bus.support.safe_text import placed
+from toolbus.bus.support.safe_text import is_a, placed
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.worker.outcome import original, without_exits
 
@@ -103,6 +103,8 @@ class Services(Container[type]):
             return await without_exits(self._life.enter_async_context(_living(source))) if _is_factory(source, type_) else source
         except Exception as error:  # noqa: BLE001 - whatever the user's source raises is told in one line
             raised = original(error)
+            if is_a(raised, KeyboardInterrupt):
+                raise raised from None
             said = placed(raised, getattr(source, "__module__", None) or "")
             raise ConfigurationError(f"the service {type_.__qualname__} can't be made by {_origin(source)}: {said}") from raised
 

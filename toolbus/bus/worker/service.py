@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from toolbus.bus.support.safe_text import placed, type_name
+from toolbus.bus.support.safe_text import is_a, placed, type_name
 from toolbus.bus.values import rules
 from toolbus.bus.values.descriptors import Effect, effect_flaw
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
@@ -235,6 +235,9 @@ def failure_named(cls: type[ToolService], step: str, name: object = "") -> Itera
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's service raises is told in one line
         raised = original(error)
+        if is_a(raised, KeyboardInterrupt):
+            # A person's, whoever's code it met.
+            raise raised from None
         raise ConfigurationError(f"{_named(cls, name)} can't be {step}: {placed(raised, cls.__module__)}") from raised
 
 

@@ -165,7 +165,6 @@ class Worker:
             task = asyncio.current_task()
             if not stop.is_set() or self._home is not None or task is None or task.uncancel():
                 raise
-            self._start_ended = True
 
     async def republish(self, service: ToolService) -> bool:
         """Publish a service anew whose ``tools`` have changed; False when they are what they were.
@@ -381,10 +380,12 @@ class Worker:
                 slots.sessions.open(served)
             for served in self._served.values():
                 await _publish(self.broker, served)
+                # Calls of it may run now, which only a drain ends well.
+                self._opening = None
             _log_served(self._served.values(), self._left_out)
         except BaseException:
-            # No signal ends the clean-up of what has started.
-            self._opening = None
+            # No signal ends the clean-up of what has started. A thread of it can't be stopped.
+            self._opening, self._start_ended = None, True
             async with contextlib.AsyncExitStack() as closing:
                 self._close_by(closing, slots, ready)
                 await sign_off(self.broker)

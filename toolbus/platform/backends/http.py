@@ -257,12 +257,15 @@ class HttpCalls:
         """Run one call; see ``Instance.call``."""
         endpoint = self._endpoint
         try:
-            query, headers = endpoint.query(), {"Accept": "*/*", **endpoint.headers()}
+            query, headers = endpoint.query(), dict(endpoint.headers())
         except ConfigurationError as error:
             raise ToolError(str(error), type="unavailable", code="no_secret") from None
         request = request_of(endpoint.method, endpoint.path, arguments, query)
-        if request.body is not None:
-            headers.setdefault("Content-Type", "application/json")
+        named = {name.lower() for name in headers}
+        if "accept" not in named:
+            headers["Accept"] = "*/*"
+        if request.body is not None and "content-type" not in named:
+            headers["Content-Type"] = "application/json"
         if user and endpoint.tells_user:
             headers["Toolbus-User"] = user
         try:

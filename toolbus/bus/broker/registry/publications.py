@@ -17,7 +17,6 @@ from toolbus.bus.broker.server.reading import integer
 from toolbus.bus.broker.step import WorkerStep
 from toolbus.bus.broker.take.requests import RequestStream
 from toolbus.bus.broker.transport.command import ReplyError
-from toolbus.bus.broker.transport.links import upkeep_step
 from toolbus.bus.support.display import one_line
 from toolbus.bus.support.waiting import each_of
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor, check_service, check_tool
@@ -241,6 +240,8 @@ class WorkerRegistration(WorkerStep, eq=False):
             if not await self._sweep_holders(publication.service.id, refused):
                 raise
             answer = await self.registry.register(publication, self.instance, 0)
+            if not self.active:
+                await self.registry.unregister([f"{publication.service.id}/{self.instance}"])
         self.on_listed(publication.service.id, "")
         self._published[publication.service.id] = Published(publication, answer.start)
         others = await self.registry.compare(publication.service.id, self.instance, origin) if origin else []
@@ -256,14 +257,20 @@ class WorkerRegistration(WorkerStep, eq=False):
         Where no other process runs, nobody else does. Workers that live although their leases have ended, because the server was away, get
         a lease to show it, as in each sweep.
         """
-        if not await self.registry.held_by_dead(refused.names, self.clock):
+        try:
+            members = await self.registry.dead_holders(refused.names, self.clock)
+        except ReplyError:
+            # A table of another type holds its names as long as it is there.
+            members = []
+        if not members:
             return False
         lease = self.settings.lease
         telemetry.log.warning("service.awaits_sweep", service=service, names=dict(refused.names), seconds=lease)
         for _ in range(_MOST_LOOKS):
+            if not self.active:
+                break
             if self.clock.trusted:
-                with upkeep_step():
-                    await self.registry.sweep(self.clock)
+                await self.registry.drop(members, self.clock)
                 return True
             await asyncio.sleep(lease / _LOOKS_A_LEASE)
         return False

@@ -115,22 +115,42 @@ class Registry:
             raise registration_refused(publication.owner, names, await self._waits(names), self._settings.cooldown)
         return RegisterAnswer(int(reply[1]), reply[2], reply[3])
 
-    async def held_by_dead(self, names: Iterable[str], clock: ServerClock) -> bool:
-        """Return whether all of these names are held for services of which each worker's lease has ended, and that nobody has swept out.
+    async def dead_holders(self, names: Iterable[str], clock: ServerClock) -> list[bytes]:
+        """Return the members (``service/instance``) of the services that hold these names; none unless the lease of each has ended.
 
         Raises:
             BrokerError: the server could not be asked.
         """
-        within = ("-inf", f"({int(clock.server_ms())}", "BYSCORE", "LIMIT", 0, _SWEEP_LIMIT)
-        ended: list[bytes] = await self._link.execute("ZRANGE", self._keys.live, *within, repeatable=True)
-        for held in [_HELD.fullmatch(record or b"") for record in await self._records(names)] if ended else [None]:
+        ended, found, after, full = set[bytes](), set[bytes](), 0, True
+        while full:
+            within = ("-inf", f"({int(clock.server_ms())}", "BYSCORE", "LIMIT", after, _SWEEP_LIMIT)
+            page: list[bytes] = await self._link.execute("ZRANGE", self._keys.live, *within, repeatable=True)
+            ended.update(page)
+            after, full = after + len(page), len(page) == _SWEEP_LIMIT
+        for held in [_HELD.fullmatch(record or b"") for record in await self._records(names)] if ended else []:
+            # The name is an operator's, or free by now.
             if held is None:
-                return False
-            fields = scan_hash(self._link, self._keys.instances(_read(held[1])))
+                return []
+            fields = scan_hash(self._link, self._keys.instances("").encode() + held[1])
             members = {held[1] + b"/" + field[2:] async for field, _ in fields if field[:2] == b"i:"}
             if not members or members.difference(ended):
-                return False
-        return True
+                return []
+            found |= members
+        return sorted(found)
+
+    async def drop(self, members: Sequence[bytes], clock: ServerClock) -> None:
+        """Drop members whose lease has ended, unless the server's clock is not what ``clock`` expects.
+
+        Raises:
+            BrokerError: some could not be dropped; the others are.
+        """
+        failures: list[BrokerError] = []
+        for start in range(0, len(members), _SWEEP_LIMIT):
+            if await self._drop([*members[start : start + _SWEEP_LIMIT]], int(clock.server_ms()), failures) < 0:
+                clock.distrust()
+                break
+        if failures:
+            raise failures[0]
 
     async def compare(self, service: str, instance: str, origin: str) -> list[str]:
         """Note where the code of an instance is; return the places of the service's other instances that differ.

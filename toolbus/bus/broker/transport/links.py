@@ -301,7 +301,7 @@ def _naming(keys: Sequence[object]) -> Iterator[None]:
 _SCAN_COUNT = 256
 
 
-async def scan_hash(link: Link, key: str) -> AsyncIterator[tuple[bytes, bytes]]:
+async def scan_hash(link: Link, key: str | bytes) -> AsyncIterator[tuple[bytes, bytes]]:
     """Fields and values of a hash, in bounded parts that never block the server for long. Some may come twice.
 
     Raises:
@@ -312,7 +312,7 @@ async def scan_hash(link: Link, key: str) -> AsyncIterator[tuple[bytes, bytes]]:
             yield field
 
 
-async def scan(link: Link, command: str, key: str, *options: object) -> AsyncIterator[list[bytes]]:
+async def scan(link: Link, command: str, key: str | bytes, *options: object) -> AsyncIterator[list[bytes]]:
     """Yield what a scan of a key, or without one of the server, finds at a time.
 
     Raises:

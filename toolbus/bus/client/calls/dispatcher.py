@@ -309,7 +309,7 @@ class Dispatcher:
             span = telemetry.start_call_span(tool=call.target.tool, service=found.service, id=call.id, agent=agent)
             if span is not None:
                 traceparent = span.traceparent
-                call.span = span if span.span else None
+                call.span = span
         user, session = options.get("user", ""), options.get("session", "")
         # Its calls are for a state that a worker holds.
         held = found.sticky and bool(user or session)

@@ -382,7 +382,7 @@ def orphaned() -> bool:
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Seconds within which a further signal is the same request: supervisors and terminals signal a process and its group.
 _TWICE = 0.5
-_passed_over: set[int] = set()
+_passed_over: dict[int, tuple[Callable[[int, object], None], float]] = {}
 _begin: list[Callable[[], object]] = []
 # True once this process has handled signals itself; after that it ends by itself.
 _signalled = False
@@ -431,14 +431,15 @@ def _pass_over(number: int, until: float) -> None:
             signal.raise_signal(number)
 
     signal.signal(number, handle)
-    _passed_over.add(number)
+    _passed_over[number] = handle, until
 
 
 @atexit.register
 def _ignore() -> None:
-    """Ignore these signals to the end: Python sets its handlers back some time before the process is gone."""
-    for number in _passed_over:
-        signal.signal(number, signal.SIG_IGN)
+    """Ignore such a repetition to the end: Python sets its handlers back some time before the process is gone."""
+    for number, (handle, until) in _passed_over.items():
+        if signal.getsignal(number) is handle and time.monotonic() < until:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def end_process() -> None:
