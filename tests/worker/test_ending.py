@@ -11,14 +11,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.contract import Place
 from tests.servers import elapse, eventually
-from toolbus import tool
+from toolbus import Worker, tool
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.process.lifeline import Lifeline
+from toolbus.bus.worker import worker
+from toolbus.bus.worker.process.lifeline import Lifeline, end_process
 from toolbus.bus.worker.process.supervisor import Supervisor
 
 _WITHIN = 60
@@ -207,3 +209,32 @@ async def test_the_grace_period_begins_with_the_drain(place: Place, monkeypatch:
         monkeypatch.setattr(slots, "stop", lambda grace_ends: (stopped.append(grace_ends), stop(grace_ends)))
         await worker.drain()
     assert (now, stopped) == (1030.0, [1060.0])
+
+
+@tool(service="first", effect="read")
+async def first() -> str:
+    """Answer."""
+    return "first"
+
+
+@tool(service="second", effect="read")
+async def second() -> str:
+    """Answer."""
+    return "second"
+
+
+@pytest.mark.anyio
+async def test_an_end_between_two_publications_is_a_drain(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of the first service may run by then, so that the start is not broken off."""
+    publish, published, drained = worker._publish, list[object](), list[bool]()
+
+    async def told_before_the_second(broker: Any, served: Any) -> None:
+        if published:
+            end_process()
+            await asyncio.sleep(0)
+        published.append(served)
+        await publish(broker, served)
+
+    monkeypatch.setattr(worker, "_publish", told_before_the_second)
+    await Worker([first, second], settings=place.settings).run(on_drain=lambda: drained.append(True))
+    assert (len(published), drained) == (2, [True])

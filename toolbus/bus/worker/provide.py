@@ -104,6 +104,7 @@ class Services(Container[type]):
         except Exception as error:  # noqa: BLE001 - whatever the user's source raises is told in one line
             raised = original(error)
             if is_a(raised, KeyboardInterrupt):
+                # As in ``failure_named``.
                 raise raised from None
             said = placed(raised, getattr(source, "__module__", None) or "")
             raise ConfigurationError(f"the service {type_.__qualname__} can't be made by {_origin(source)}: {said}") from raised

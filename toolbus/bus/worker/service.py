@@ -236,7 +236,7 @@ def failure_named(cls: type[ToolService], step: str, name: object = "") -> Itera
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's service raises is told in one line
         raised = original(error)
         if is_a(raised, KeyboardInterrupt):
-            # A person's, whoever's code it met.
+            # Ctrl-C is for the program, also when it comes while a service starts.
             raise raised from None
         raise ConfigurationError(f"{_named(cls, name)} can't be {step}: {placed(raised, cls.__module__)}") from raised
 
